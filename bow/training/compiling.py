@@ -15,7 +15,7 @@ from bow.runtime.region_process import NICE, RegionProcess
 from bow.training.context import RunContext
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
-from bow.training.trials import COMPILED
+from bow.training.trials import CHANNELS_LAST, COMPILED
 from bow.training.tuning import PLANNED
 from bow.tuner import EngineSetting, Trial
 
@@ -129,7 +129,8 @@ class CompilingBeside:
         round_s = meter.seconds / max(1, self._context.position.round - (self._began or 0))
         most_s = PLANNED * self._context.tuner.share * left * round_s
         learners, threads = self._replicas.learners, torch.get_num_threads()
-        both = [EngineSetting(engine, learners, threads) for engine in ("graph", f"graph{COMPILED}")]
+        order = CHANNELS_LAST * (self._context.tuned.memory_format is not None)
+        both = [EngineSetting(f"graph{how}{order}", learners, threads) for how in ("", COMPILED)]
         ratios: list[float] = []
         if 2 * FEWEST * (TURN_S + 3 * round_s) > most_s:
             return ratios, None

@@ -282,20 +282,21 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
             )
     elif engine == "graph" and on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
+        orders = ("", CHANNELS_LAST) if has_choice_of_format(request.replicas) else ("",)
         if not request.compile:
-            yield Candidate(engine, counts=counts, compile_s=build_s)
-            if has_choice_of_format(request.replicas):
-                yield Candidate(f"{engine}{CHANNELS_LAST}", counts=counts, compile_s=build_s)
+            yield from (Candidate(f"{engine}{order}", counts=counts, compile_s=build_s) for order in orders)
             cores = len(available_cores())
             several = tuple(count for count in counts if share_cores(count, cores, threads)[1] > 1)
             if several:
                 yield Candidate(engine, threads, several, compile_s=build_s)
-        # Capturing would build the runtime: where it is missing, assume that compiling is needed.
-        compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine, counts[0]))
         # Otherwise it is compiled beside the rounds, on one device.
         in_front = request.engine != "auto" or request.compile or request.replicas.is_several
-        if compile_s is not None and (in_front or not compile_s):
-            yield replace(compiled, compile_s=compile_s)
+        for order in orders:
+            # Capturing would build the runtime: where it is missing, assume that compiling is needed.
+            known = None if build_s else EngineSetting(f"{engine}{order}", counts[0])
+            compile_s = build_s + COMPILE_S if known is None else trials.compile_s(known)
+            if compile_s is not None and (in_front or not compile_s):
+                yield replace(compiled, engine=f"{compiled.engine}{order}", compile_s=compile_s)
     elif request.compile:
         yield replace(compiled, threads=threads)
     else:

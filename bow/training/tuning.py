@@ -198,11 +198,11 @@ def _compiles_later(
     request: Request, found: Tuned, trials: Trials, rows: Sequence[Mapping[str, Any]], share: float
 ) -> bool:
     """Return whether to compile beside the rounds, which takes a core at low priority: at most a share of them."""
-    is_open = request.engine == "auto" and not request.compile and found.engine_setting.engine == "graph"
+    is_open = request.engine == "auto" and found.engine == "graph" and not found.compile
     if not is_open or not request.replicas.on_cpu or request.replicas.is_several or request.samples is None:
         return False
     rate = next(row["samples_per_s"] for row in rows if row["status"] == "chosen")
-    compile_s = trials.compile_s(EngineSetting(found.engine, found.learners, found.threads or 1))
+    compile_s = trials.compile_s(found.engine_setting)
     return compile_s is not None and 0 < compile_s <= share * request.samples / rate
 
 

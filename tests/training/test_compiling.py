@@ -121,6 +121,22 @@ def test_the_learning_task_is_compiled_between_two_rounds(train: Train, compiler
         torch.testing.assert_close(own, other)
 
 
+def test_both_forms_are_compared_in_the_order_of_memory_that_was_chosen(
+    train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+
+    def run(_: Trials, trial: Trial) -> TrialResult:
+        asked.add(trial.setting.engine)
+        return TrialResult(trial.setting, [2.0 if "compiled" in trial.setting.engine else 1.0])
+
+    chosen = Tuned("graph", 2, None, False, "calibration", memory_format="channels_last", compiles_later=True)
+    monkeypatch.setattr(importlib.import_module("bow.training.train"), "tune", lambda *_, **__: chosen)
+    monkeypatch.setattr(Trials, "run", run)
+    assert train().engine == "graph (compiled)"
+    assert asked == {"graph+channels_last", "graph+compiled+channels_last"}
+
+
 @pytest.mark.parametrize("at", [4, 8, 12, 24])
 def test_a_resumed_training_switches_after_the_same_round(
     train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: int

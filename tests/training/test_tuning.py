@@ -572,6 +572,33 @@ def test_nothing_is_compiled_in_front_of_the_first_round_unless_the_engine_is_na
     assert ("graph+compiled" in {each.engine for each in found}) is in_front
 
 
+def test_what_is_compiled_already_is_tried_in_both_orders_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials_module, "is_built", lambda: True)
+    monkeypatch.setattr(trials_module, "has_choice_of_format", lambda replicas: True)
+    monkeypatch.setattr(Trials, "compile_s", lambda _, setting: 0.0 if "channels_last" in setting.engine else 9.0)
+    found = {each.engine for each in candidates(request(), Trials(replicas_config(), opened().feed()))}
+    assert {"graph", "graph+channels_last", "graph+compiled+channels_last"} <= found
+    assert "graph+compiled" not in found
+
+
+def test_the_order_of_memory_that_was_chosen_is_compiled_beside_the_rounds(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def compile_s(_: Trials, setting: EngineSetting) -> float:
+        asked.append(setting.engine)
+        return 9.0
+
+    machine.rate = lambda setting: 10_000.0 if setting.engine == "graph+channels_last" else 5000.0
+    monkeypatch.setattr(trials_module, "is_built", lambda: True)
+    monkeypatch.setattr(trials_module, "has_choice_of_format", lambda replicas: True)
+    monkeypatch.setattr(Trials, "compile_s", compile_s)
+    found = tuned(Tuner())
+    assert (found.engine, found.memory_format, found.compiles_later) == ("graph", "channels_last", True)
+    assert asked[-1] == "graph+channels_last"
+
+
 @pytest.mark.parametrize(
     ("settings", "compile_s", "later"),
     [
