@@ -293,8 +293,7 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
         in_front = request.engine != "auto" or request.compile or request.replicas.is_several
         for order in orders:
             # Capturing would build the runtime: where it is missing, assume that compiling is needed.
-            known = None if build_s else EngineSetting(f"{engine}{order}", counts[0])
-            compile_s = build_s + COMPILE_S if known is None else trials.compile_s(known)
+            compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine + order, counts[0]))
             if compile_s is not None and (in_front or not compile_s):
                 yield replace(compiled, engine=f"{compiled.engine}{order}", compile_s=compile_s)
     elif request.compile:
