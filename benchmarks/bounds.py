@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 import bow
 from benchmarks import harness
@@ -24,7 +25,8 @@ from benchmarks.trainings import ENDLESS, BowTraining
 from benchmarks.workloads import WORKLOADS
 from bow.data import open_stream
 from bow.devices import available_cores, core_sets
-from bow.graph import Operator, StepGraph
+from bow.engines import Loss
+from bow.graph import Operator, StepGraph, capture
 from bow.graph.execution import inputs_of, run_operators
 from bow.graph.kinds import has_recurrent_layer
 from bow.graph.operator import map_refs
@@ -96,7 +98,7 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
     if order == LAST:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = workload.make_data(64 * batch_size)
-    step = BoundStep.of(module, tuple(part[:batch_size] for part in data), workload.loss)
+    step = step_of(module, tuple(part[:batch_size] for part in data), workload.loss)
     operators = [each for each in operators_of(step.graph) if not each.is_view]
     names = [signature(each, step.graph) for each in operators]
     schedule = Schedule.sequential(step.num_operators)
@@ -159,6 +161,13 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
     }
 
 
+def step_of(module: nn.Module, batch: Any, loss: Loss) -> BoundStep:
+    """The step as engine `graph` captures it: recurrent layers are single operators."""
+    graph = capture(module, batch, loss, unrolled=False)
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return BoundStep(graph, parameters, dict(module.named_buffers()), batch)
+
+
 def part_of(operator: Operator) -> str:
     """The sort of an operator, one of `PARTS`."""
     name = operator.kind.split(".")[1]
@@ -211,7 +220,7 @@ class Loop:
 
 
 def _with_kept_order(operator: Operator, live: Mapping[int, torch.Tensor]) -> tuple[float, float]:
-    """Seconds of a forward convolution whose weights lie in oneDNN's own order beforehand, and of the same as it is."""
+    """Seconds of a forward convolution whose weights lie in oneDNN's own order beforehand, and without that."""
     arguments = map_refs(lambda ref: live[ref.value], operator.arguments)
     images, weight, bias, stride, padding, dilation, _, _, groups = arguments
     kept = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, images.shape)
@@ -219,7 +228,7 @@ def _with_kept_order(operator: Operator, live: Mapping[int, torch.Tensor]) -> tu
     with torch.no_grad():
         return (
             _seconds(lambda: fused(images, kept, bias, padding, stride, dilation, groups, "none", [], "")),
-            _seconds(lambda: torch.convolution(*arguments)),
+            _seconds(lambda: fused(images, weight, bias, padding, stride, dilation, groups, "none", [], "")),
         )
 
 

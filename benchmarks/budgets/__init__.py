@@ -79,13 +79,13 @@ class Config(harness.Documented):
 
 
 def run(config: Config, command: str) -> int:
-    """Train every cell that is not trained yet; what other tasks gave before stays in the JSON and on the page."""
+    """Train every cell that is not trained yet; tasks of which nothing was trained keep what they gave before."""
     harness.prepare_output(config.out)
     began = time.perf_counter()
     found = measure(config)
     made = harness.result("budgets", command, config, time.perf_counter() - began, found)
     path = config.out / "budgets.json"
-    values = harness.with_other_parts(made, list(found), path)
+    values = harness.with_other_parts(made, [task for task in found if found[task]["tables"]], path)
     harness.write_json(path, values)
     write_page("budgets", sys.modules[__name__], config, values)
     return 0

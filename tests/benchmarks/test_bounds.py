@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.bounds import (
@@ -12,9 +13,11 @@ from benchmarks.bounds import (
     OTHERS,
     POOLING,
     PRODUCT,
+    RECURRENT,
     WEIGHT,
     Loop,
     part_of,
+    step_of,
     values_of,
 )
 from benchmarks.workloads import WORKLOADS
@@ -24,11 +27,12 @@ from bow.schedule.profiler.measuring import BoundStep
 
 def bound(model: str) -> BoundStep:
     workload = WORKLOADS[model]
-    return BoundStep.of(workload.model(), workload.make_data(4), workload.loss)
+    return step_of(workload.model(), workload.make_data(4), workload.loss)
 
 
-def test_what_is_timed_alone_makes_what_the_operator_makes_in_the_step() -> None:
-    step = bound("lenet")
+@pytest.mark.parametrize("model", ["lenet", "lstm"])
+def test_what_is_timed_alone_makes_what_the_operator_makes_in_the_step(model: str) -> None:
+    step = bound(model)
     live = values_of(step)
     for operator in operators_of(step.graph):
         loop = Loop(operator, step.graph, live)
@@ -40,5 +44,7 @@ def test_what_is_timed_alone_makes_what_the_operator_makes_in_the_step() -> None
 def test_operators_are_told_apart_by_what_they_compute() -> None:
     lenet = {part_of(each) for each in operators_of(bound("lenet").graph) if not each.is_view}
     assert {CONVOLUTION, INPUT, WEIGHT, POOLING, PRODUCT, OTHERS} <= lenet
+    lstm = [part_of(each) for each in operators_of(bound("lstm").graph) if not each.is_view]
+    assert lstm.count(RECURRENT) == 4  # two layers, forward and backward, as in the engine
     residual = {part_of(each) for each in operators_of(bound("resnet8").graph) if not each.is_view}
     assert {CONVOLUTION, INPUT, WEIGHT, NORM, PRODUCT, MOVING, OTHERS} <= residual
