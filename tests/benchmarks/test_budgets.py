@@ -142,3 +142,8 @@ def test_cells_are_kept_by_commit_and_not_trained_again(tmp_path: Path, monkeypa
     both = json.loads((tmp_path / "first" / "budgets.json").read_text())
     assert (both["digits"], both["made"]["digits"]) == (first["digits"], first["made"]["digits"])
     assert [*both["made"]] == ["digits", "table"]
+
+    monkeypatch.setattr(budgets, "find_commit", lambda *folders: "7654321")  # nothing of it is trained yet
+    monkeypatch.setattr(budgets, "carry_out", lambda cell, plan: None)  # nor is there time
+    assert main("budgets", [*words, f"out={tmp_path / 'first'}"]) == 0
+    assert json.loads((tmp_path / "first" / "budgets.json").read_text()) == both
