@@ -92,6 +92,13 @@ class TorchTeam {
     }
   }
 
+  void run_turns(Execution& execution) {
+    py::gil_scoped_release no_gil;
+    ComputeMode mode;
+    ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
+    team_.run_turns(execution);
+  }
+
   void run_parts(std::vector<int64_t> left, const std::function<int64_t(int)>& part) {
     py::gil_scoped_release no_gil;
     ComputeMode mode;
@@ -261,6 +268,13 @@ class Job : public Work {
     return add(std::make_unique<Commit>(learner(group).outcome, targets, std::move(reads)), group);
   }
 
+  // Gathers a learner's batch in turns.
+  int add_gather(int group) {
+    std::vector<int> makes;
+    for (const Expected& each : learner(group).batch) makes.push_back(each.slot);
+    return add(std::make_unique<Gather>(*this, group, std::move(makes)), group);
+  }
+
   int add_average(int part, int parts) { return add(std::make_unique<Average>(rows_, part, parts), kNone); }
 
   void keep(const std::vector<int>& slots) {
@@ -289,6 +303,7 @@ class Job : public Work {
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!own.batch[i].fits(tensors[i])) return false;
     }
+    turns_ = Turns();
     for (size_t i = 0; i < tensors.size(); ++i) bind(own.batch[i].slot, std::move(tensors[i]));
     own.randomness->seed = seed;
     own.outcome->active = true;
@@ -398,56 +413,85 @@ class Job : public Work {
     team.post(executor, execution(), record);
   }
 
-  // Set a learner's independent turns: several learning tasks in sequence, each with its step, on the samples at
-  // `indices` [turns, batch] of `sources`. They end early if one fails or makes the learner infinite or NaN.
+  // Set the turns of all learners: learning tasks in sequence, each with its step, on the samples at `indices`
+  // [turns, learners, batch] of `sources`. `seeds`: by turn and learner; none if no random numbers are drawn. `due`: by
+  // turn, whether it synchronises. They end early if one fails or makes a learner infinite or NaN.
   void feed_turns(
-      std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<int> results) {
-    TORCH_CHECK(learners_.size() == 1, "independent turns need a job with exactly one learner");
-    turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(results)};
+      std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<bool> due,
+      std::vector<int> results) {
+    TORCH_CHECK(
+        indices.dim() == 3 && indices.size(1) == static_cast<int64_t>(learners_.size()) &&
+            indices.size(0) == static_cast<int64_t>(due.size()),
+        "turns need indices [turns, learners, batch]");
+    turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(due), std::move(results)};
+    turns_.finite.assign(learners_.size(), 1);
+    for (Learner& own : learners_) own.outcome->active = true;
   }
 
-  // The losses of the completed turns, whether the last one stayed finite, and the duration of one in seconds.
-  std::tuple<at::Tensor, bool, double> turns_outcome(at::ScalarType dtype) const {
-    at::Tensor losses = at::empty({static_cast<int64_t>(turns_.losses.size())}, at::kDouble);
-    std::copy(turns_.losses.begin(), turns_.losses.end(), losses.mutable_data_ptr<double>());
-    return {losses.to(dtype), turns_.finite, static_cast<double>(turn_ns_) * 1e-9};
+  // Of the completed turns: the losses [turns, learners], whether each learner stayed finite in the last one, the
+  // duration of one in seconds, and metrics [turns, learners, names].
+  std::tuple<at::Tensor, std::vector<bool>, double, at::Tensor> turns_outcome(at::ScalarType dtype) {
+    const int64_t turns = static_cast<int64_t>(turns_.next), learners = static_cast<int64_t>(learners_.size());
+    const auto made = [&](const std::vector<double>& values, at::ScalarType type) {
+      at::Tensor all = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
+      std::copy(values.begin(), values.end(), all.mutable_data_ptr<double>());
+      const int64_t each = turns == 0 ? 0 : static_cast<int64_t>(values.size()) / (turns * learners);
+      return all.to(type).view({turns, learners, each});
+    };
+    std::vector<bool> finite(turns_.finite.begin(), turns_.finite.end());
+    const double turn_s = static_cast<double>(turn_ns_) * 1e-9;
+    return {made(turns_.losses, dtype).squeeze(-1), finite, turn_s, made(turns_.metrics, at::kFloat)};
   }
 
   // Estimated duration of the remaining turns in ns; 0: none is left.
   int64_t turns_left() const {
-    return static_cast<int64_t>(turns_.seeds.size() - turns_.next) * std::max<int64_t>(turn_ns_, 1);
+    return static_cast<int64_t>(turns_.due.size() - turns_.next) * std::max<int64_t>(turn_ns_, 1);
   }
 
-  // Run turns for about `kPartNs`, and return what `turns_left` is then.
+  // Run turns on one lane for about `kPartNs`, and return what `turns_left` is then.
   int64_t take_turns() {
     const int64_t began = now_ns();
-    size_t& turn = turns_.next;
-    const size_t first = turn;
+    const size_t first = turns_.next;
+    bool goes_on = true;
     try {
-      for (; turn < turns_.seeds.size() && (turn == first || now_ns() - began < kPartNs); ++turn) {
-        std::vector<at::Tensor> batch;
-        const at::Tensor indices = turns_.indices.select(0, static_cast<int64_t>(turn));
-        for (const at::Tensor& source : turns_.sources) batch.push_back(source.index_select(0, indices));
-        TORCH_CHECK(
-            feed(0, std::move(batch), turns_.seeds[turn]),
-            "the batch of a turn has unexpected shapes, dtypes or devices");
-        if (turn > 0) renew_numbers();
-        reset_uses();
+      begin_turn();
+      while (goes_on && (turns_.next == first || now_ns() - began < kPartNs)) {
         execution().begin(false);
         execution().run_lane(0, nullptr);
         if (execution().error() != nullptr) return 0;
-        const TaskOutcome& own = *learners_[0].outcome;
-        turns_.losses.push_back(own.loss);
-        turns_.finite = own.finite && !rows_->has_overflowed(0);
-        release(turns_.results);
-        if (!turns_.finite) return 0;
+        goes_on = next_turn();
       }
     } catch (...) {
       turns_.error = std::current_exception();
       return 0;
     }
-    turn_ns_ = (now_ns() - began) / static_cast<int64_t>(turn - first);
-    return turns_left();
+    turn_ns_ = (now_ns() - began) / static_cast<int64_t>(turns_.next - first);
+    return goes_on ? turns_left() : 0;
+  }
+
+  // Run all turns on all lanes, up to one that fails before it has changed anything: to run it again tells why.
+  void run_turns(TorchTeam& team) {
+    const int64_t began = now_ns();
+    begin_turn();
+    team.run_turns(execution());
+    turn_ns_ = (now_ns() - began) / std::max<int64_t>(1, static_cast<int64_t>(turns_.next));
+    if (has_committed()) raise_failure();
+  }
+
+  bool next_turn() override {
+    bool all = true;
+    for (size_t j = 0; j < learners_.size(); ++j) {
+      const TaskOutcome& own = *learners_[j].outcome;
+      turns_.finite[j] = own.finite && !rows_->has_overflowed(j);
+      all = all && turns_.finite[j];
+      turns_.losses.push_back(own.loss);
+      turns_.metrics.insert(turns_.metrics.end(), own.metrics.begin(), own.metrics.end());
+    }
+    release(turns_.results);
+    ++turns_.next;
+    if (!all || turns_.next == turns_.due.size()) return false;
+    begin_turn();
+    return true;
   }
 
   void raise_failure() {
@@ -560,7 +604,7 @@ class Job : public Work {
 
   bool skips(int node) const override {
     const int group = groups_[node];
-    return group != kNone && !learners_[group].outcome->active;
+    return group != kNone && (!learners_[group].outcome->active || nodes_[node]->is_idle());
   }
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
@@ -584,17 +628,47 @@ class Job : public Work {
     std::vector<int64_t> offsets;
   };
 
-  // The independent turns of one learner, and their outcome.
+  // What learners run one after another, and the outcome; empty: a single run, whose batches are fed.
   struct Turns {
-    std::vector<at::Tensor> sources;
-    at::Tensor indices;  // [turns, batch]
-    std::vector<uint64_t> seeds;
-    std::vector<int> results;  // slots to free after each turn
+    std::vector<at::Tensor> sources{};
+    at::Tensor indices{};  // [turns, learners, batch]
+    std::vector<uint64_t> seeds{};  // by turn and learner; empty: no random numbers
+    std::vector<bool> due{};
+    std::vector<int> results{};  // slots to free after each turn
     size_t next = 0;
-    std::vector<double> losses{};
-    bool finite = true;
+    std::vector<double> losses{}, metrics{};  // by turn and learner
+    std::vector<char> finite{};  // by learner
     std::exception_ptr error{};
   };
+
+  class Gather : public Node {
+   public:
+    Gather(Job& job, int group, std::vector<int> makes) : Node({}, std::move(makes)), job_(job), group_(group) {}
+
+    bool is_idle() const override { return job_.turns_.sources.empty(); }
+
+    void run(Slots& slots) override {
+      const std::vector<Expected>& batch = job_.learners_[group_].batch;
+      const at::Tensor indices = job_.turns_.indices.select(0, static_cast<int64_t>(job_.turns_.next)).select(0, group_);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        slots[batch[i].slot] = job_.turns_.sources.at(i).index_select(0, indices);
+        TORCH_CHECK(batch[i].fits(slots[batch[i].slot]), "a batch has unexpected shapes, dtypes or devices");
+      }
+    }
+
+   private:
+    Job& job_;
+    int group_;
+  };
+
+  void begin_turn() {
+    renew_numbers();
+    for (Averaging& numbers : rows_->numbers) numbers.synchronise = turns_.due[turns_.next];
+    for (size_t j = 0; j < learners_.size() && !turns_.seeds.empty(); ++j) {
+      learners_[j].randomness->seed = turns_.seeds.at(turns_.next * learners_.size() + j);
+    }
+    reset_uses();
+  }
 
   // Adam's bias correction depends on the step count of each learner, so every learner has its own numbers.
   void renew_numbers() {
@@ -756,6 +830,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "add_finish", &Job::add_finish, py::arg("group"), py::arg("loss"), py::arg("metrics"), py::arg("gradients"),
           py::arg("into_row"))
       .def("add_commit", &Job::add_commit, py::arg("group"), py::arg("targets"))
+      .def("add_gather", &Job::add_gather, py::arg("group"))
       .def("add_average", &Job::add_average, py::arg("part"), py::arg("parts"))
       .def("keep", &Job::keep, py::arg("slots"))
       .def("bind", &Job::bind, py::arg("slot"), py::arg("tensor"))
@@ -772,7 +847,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("commit", &Job::commit, py::arg("team"), py::arg("record") = false)
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
       .def(
-          "feed_turns", &Job::feed_turns, py::arg("sources"), py::arg("indices"), py::arg("seeds"), py::arg("results"))
+          "feed_turns", &Job::feed_turns, py::arg("sources"), py::arg("indices"), py::arg("seeds"), py::arg("due"),
+          py::arg("results"))
+      .def("run_turns", &Job::run_turns, py::arg("team"))
       .def("turns_outcome", &Job::turns_outcome, py::arg("dtype"))
       .def("raise_failure", &Job::raise_failure)
       .def_property_readonly("has_committed", &Job::has_committed)

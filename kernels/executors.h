@@ -143,6 +143,8 @@ class Work {
   virtual void run_node(int node) = 0;
   // Whether a node is skipped in this run.
   virtual bool skips(int node) const = 0;
+  // Called by one lane between two turns: note what the last one did and prepare the next; returns whether there is one.
+  virtual bool next_turn() { return false; }
 };
 
 // Start and end of a node, in nanoseconds of the steady clock.
@@ -211,6 +213,13 @@ class Execution {
     }
   }
 
+  // Run the plan in turns, one after another, while `next_turn` returns true. Only for plans with an order.
+  void run_turns(int lane) {
+    do {
+      run_in_order(lane, nullptr);
+    } while (another_turn());
+  }
+
   // Abort the run, unless its results are already being committed.
   void stop() {
     Phase running = Phase::kRunning;
@@ -268,6 +277,26 @@ class Execution {
       patience.pause();
     }
     return phase_.load(std::memory_order_acquire) == Phase::kCommitting;
+  }
+
+  // Wait until every lane has ended its turn; the last one prepares the next.
+  bool another_turn() {
+    const uint32_t turn = turn_.load(std::memory_order_acquire);
+    if (num_ended_.fetch_add(1, std::memory_order_acq_rel) + 1 == plan_.num_lanes) {
+      num_ended_.store(0, std::memory_order_relaxed);
+      try {
+        goes_on_ = error_ == nullptr && work_.next_turn();
+      } catch (...) {
+        goes_on_ = false;
+        error_ = std::current_exception();
+      }
+      if (goes_on_) begin(false);
+      turn_.store(turn + 1, std::memory_order_release);
+    } else {
+      Patience patience;
+      while (turn_.load(std::memory_order_acquire) == turn) patience.pause();
+    }
+    return goes_on_;
   }
 
   bool await(int node, Watch* watch) {
@@ -406,6 +435,9 @@ class Execution {
   std::vector<std::atomic<uint32_t>> done_;  // by node: epoch of the last run that finished it
   std::atomic<Phase> phase_{Phase::kRunning};
   std::atomic<int> num_arrived_{0};  // lanes that wait for the commit
+  std::atomic<uint32_t> turn_{0};
+  std::atomic<int> num_ended_{0};  // lanes that have ended their turn
+  bool goes_on_ = false;           // written by the last of them
   std::mutex failing_;
   int failed_node_ = -1;
   std::exception_ptr error_;
@@ -486,28 +518,18 @@ class Team {
   // Run all lanes, lane i on executor i, and return when they are done.
   void run(
       Execution& execution, bool record, const std::function<bool()>& interrupted, Stage stage = Stage::kAll) {
-    const int lanes = execution.plan().num_lanes;
-    if (lanes > size()) throw std::invalid_argument("the plan has more lanes than the team has executors");
     Watch watch(interrupted);
     execution.begin(record, stage);
-    const int first = caller_takes_part_ ? 1 : 0;
-    for (int lane = first; lane < lanes; ++lane) ensure_thread(lane);  // before any lane runs, because it may fail
-    for (int lane = first; lane < lanes; ++lane) post(lane, execution, lane);
-    if (caller_takes_part_) {
-      if (lanes > 1) {
-        PinnedHere pinned(cores_[0]);
-        execution.run_lane(0, &watch);
-      } else {
-        execution.run_lane(0, &watch);
-      }
-    }
-    Patience patience;
-    for (int lane = first; lane < lanes; ++lane) {
-      while (!idle(lane)) {
-        if (stage != Stage::kCommit && !execution.stopped() && watch.interrupted()) execution.stop();
-        patience.pause();
-      }
-    }
+    const auto lane = [&](int index) { execution.run_lane(index, caller_takes_part_ && index == 0 ? &watch : nullptr); };
+    run_on(lanes_of(execution), lane, [&] {
+      if (stage != Stage::kCommit && !execution.stopped() && watch.interrupted()) execution.stop();
+    });
+  }
+
+  // The same for turns of all lanes together, which cannot be interrupted.
+  void run_turns(Execution& execution) {
+    execution.begin(false);
+    run_on(lanes_of(execution), [&](int lane) { execution.run_turns(lane); }, [] {});
   }
 
   // Start one lane on one executor, which must be idle, and return immediately.
@@ -518,7 +540,7 @@ class Team {
   // Run pieces of work part by part until none has anything left. A free executor runs the next part of the piece that
   // has most left and that no other executor runs. `part(i)` returns what is left of a piece, and must not throw.
   void run_parts(std::vector<int64_t> left, const std::function<int64_t(int)>& part) {
-    const int executors = std::min(size(), static_cast<int>(left.size())), first = caller_takes_part_ ? 1 : 0;
+    const int executors = std::min(size(), static_cast<int>(left.size()));
     std::mutex taking;  // guards `left`, which is 0 while an executor runs a part
     const auto take = [&left, &part, &taking] {
       std::unique_lock<std::mutex> guard(taking);
@@ -532,16 +554,7 @@ class Team {
         *most = rest;
       }
     };
-    for (int executor = first; executor < executors; ++executor) ensure_thread(executor);
-    for (int executor = first; executor < executors; ++executor) post(executor, take);
-    if (caller_takes_part_) {
-      PinnedHere pinned(executors > 1 ? cores_[0] : std::vector<int>());
-      take();
-    }
-    Patience patience;
-    for (int executor = first; executor < executors; ++executor) {
-      while (!idle(executor)) patience.pause();
-    }
+    run_on(executors, [&take](int) { take(); }, [] {});
   }
 
   bool idle(int executor) const {
@@ -559,6 +572,30 @@ class Team {
     alignas(64) std::atomic<uint32_t> posted{0};
     alignas(64) std::atomic<uint32_t> finished{0};
   };
+
+  int lanes_of(const Execution& execution) const {
+    const int lanes = execution.plan().num_lanes;
+    if (lanes > size()) throw std::invalid_argument("the plan has more lanes than the team has executors");
+    return lanes;
+  }
+
+  // Run `work(i)` on each of the first executors and wait for all; `meanwhile` is called while the caller waits.
+  void run_on(int executors, const std::function<void(int)>& work, const std::function<void()>& meanwhile) {
+    const int first = caller_takes_part_ ? 1 : 0;
+    for (int each = first; each < executors; ++each) ensure_thread(each);  // before any runs, because it may fail
+    for (int each = first; each < executors; ++each) post(each, [&work, each] { work(each); });
+    if (caller_takes_part_) {
+      PinnedHere pinned(executors > 1 ? cores_[0] : std::vector<int>());
+      work(0);
+    }
+    Patience patience;
+    for (int each = first; each < executors; ++each) {
+      while (!idle(each)) {
+        meanwhile();
+        patience.pause();
+      }
+    }
+  }
 
   void post(int executor, std::function<void()> work) {
     if (pid_ != getpid()) {

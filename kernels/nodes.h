@@ -52,6 +52,8 @@ class Node {
   Node(std::vector<int> reads, std::vector<int> makes) : reads(std::move(reads)), makes(std::move(makes)) {}
   virtual ~Node() = default;
   virtual void run(Slots& slots) = 0;
+  // Whether there is nothing to do in this run.
+  virtual bool is_idle() const { return false; }
 
   const std::vector<int> reads;
   const std::vector<int> makes;  // kNone for an unused result

@@ -13,6 +13,7 @@ from bow.data.stream import Batch as Batch
 from bow.data.stream import BatchStream as BatchStream
 from bow.data.stream import Deal as Deal
 from bow.data.stream import Indexed as Indexed
+from bow.data.stream import TensorSamples as TensorSamples
 from bow.data.stream import batch_length as batch_length
 
 if TYPE_CHECKING:

@@ -275,6 +275,10 @@ class Indexed:
 
         return self.samples.map(take)
 
+    def gathered(self) -> Batch:
+        numbers, shape = self.indices.reshape(-1), self.indices.shape
+        return self.samples.map(lambda leaf: leaf.index_select(0, numbers).view(*shape, *leaf.shape[1:]))
+
 
 register_pytree_node(
     Indexed,
@@ -312,9 +316,8 @@ class TensorStream(IndexedStream):
 
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
         indices, shape = self.order.indices(start, learners * self.batch_size), (learners, self.batch_size)
-        if self.resides:
-            return Indexed(self.samples, indices.view(shape)), True
-        return self.samples.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:])), True
+        batches = Indexed(self.samples, indices.view(shape))
+        return batches if self.resides else batches.gathered(), True
 
     def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count)

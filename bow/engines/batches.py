@@ -30,6 +30,13 @@ def batch_of(batches: Batches, learner: int) -> Batch | None:
     return batches[learner]
 
 
+def gathered(batches: Batches) -> Batches:
+    """Return batches whose samples are gathered, if they have still to be."""
+    if isinstance(batches, Stacked):
+        return Stacked(batches.value.gathered()) if isinstance(batches.value, Indexed) else batches
+    return [each.gathered() if isinstance(each, Indexed) else each for each in batches]
+
+
 def present(batches: Batches, learners: int) -> list[bool]:
     return [True] * learners if isinstance(batches, Stacked) else [batch is not None for batch in batches]
 

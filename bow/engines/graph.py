@@ -12,7 +12,7 @@ import torch
 
 from bow.data import Indexed
 from bow.devices import num_threads
-from bow.engines.batches import Batches, Stacked, batch_of
+from bow.engines.batches import Batches, Stacked, batch_of, gathered
 from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
@@ -33,6 +33,8 @@ from bow.graph.execution import lent_generator
 from bow.runtime.loading import NativeTeam, native
 from bow.sync import Members, is_plain_sma
 
+GROUP_S = 0.05  # seconds of rounds that run without Python between them
+
 
 class Graph(AheadRunner):
     """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores."""
@@ -43,7 +45,7 @@ class Graph(AheadRunner):
     # a schedule every learner has a group of executors. Models that cannot be captured run in `eager`, and so do rounds
     # with rare batch shapes.
 
-    name = "graph"
+    name, gathers = "graph", True
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
@@ -60,6 +62,7 @@ class Graph(AheadRunner):
         self._in_one_pass = False  # whether the executors would have stepped, if there had been a job for this round
         self._step_state: StepState | None = None
         self._replayed: Batches | None = None  # the last batches that a capture ran on
+        self._round_s = GROUP_S  # seconds of a round, as last measured
         self.resized()
         try:
             native()
@@ -177,9 +180,27 @@ class Graph(AheadRunner):
         for learner, (turns, batch) in enumerate(zip(batches, first, strict=True)):
             if turns is not None:
                 jobs[learner] = job = self._jobs.alone(learner, batch, self._stepping(due=False))
-                numbers = range(len(turns.indices))
-                job.feed_turns(turns, [seed_of(learner, turn) if job.is_random else 0 for turn in numbers])
+                seeds = [seed_of(learner, turn) for turn in range(len(turns.indices))] if job.is_random else []
+                job.feed_turns(Indexed(turns.samples, turns.indices.unsqueeze(1)), seeds, [False] * len(turns.indices))
         return ReadyTurns(self.context, self._jobs.team_of(self._jobs.one_executor_each()), jobs)
+
+    @property
+    def most_rounds(self) -> int:
+        if self._failed or not self.group.is_alone or self._jobs.drop_stale():
+            return 1
+        return min(self.live.rounds_before(self.context.round_index), int(GROUP_S / self._round_s))
+
+    def rounds(self, batches: Sequence[Indexed], due: Sequence[bool]) -> list[Outcome]:
+        stepping = {each: self._stepping(each) for each in set(due)}
+        job = None if None in stepping.values() else self._jobs.usual(stepping[due[0]])
+        if job is None or not job.takes(batches[0].samples):
+            return []
+        turns = Indexed(batches[0].samples, torch.stack([each.indices for each in batches]))
+        seed, places = self.context.task_seed, itertools.product(range(len(batches)), range(len(self.group)))
+        job.feed_turns(turns, [seed(learner, ahead) for ahead, learner in places] if job.is_random else [], due)
+        outcomes, self._round_s = job.run_rounds(self._jobs.team)
+        self._replayed = Stacked(batches[-1])
+        return outcomes
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
         batch = period.batch(task)
@@ -210,10 +231,11 @@ class Graph(AheadRunner):
         self._running = ready
         with _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None)
+        self._round_s = time.perf_counter() - began
         if alone_s is not None and all(outcome.active) and len(self.group) > 1:
             log = self.context.log
             log.parallel_speedup = log.parallel_speedup or ParallelSpeedup(len(self.group), ready.groups.count)
-            log.parallel_speedup.times.append((alone_s, time.perf_counter() - began))
+            log.parallel_speedup.times.append((alone_s, self._round_s))
         self._record(ready)
         return outcome
 
@@ -258,7 +280,7 @@ class Graph(AheadRunner):
                 return
             if not self.live.has_unchecked(self.context.round_index):
                 return
-            if difference := self._difference(self._replayed)[0]:
+            if difference := self._difference(gathered(self._replayed))[0]:
                 self.context.log.warn(difference, stacklevel=6)
 
     def _difference(self, batches: Batches) -> tuple[str | None, Shape | None, bool]:

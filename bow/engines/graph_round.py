@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from bow.data import Indexed
+from bow.data import Indexed, TensorSamples
 from bow.devices import available_cores, core_sets, share_cores
 from bow.engines.batches import Batches, Stacked, batch_of, leaves_of, present, structure_of
 from bow.engines.captured import CapturedTask, CapturedTasks, Shape, changed_buffers, shape_of
@@ -123,6 +123,10 @@ class GraphRound:
             return bool(job.feed_stacked(leaves_of(batches.value), seeds))
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
+    def takes(self, samples: TensorSamples) -> bool:
+        """Whether batches of these samples have the structure of this job's; their shapes are checked as they run."""
+        return self._structures.count(structure_of(samples.map(lambda leaf: leaf))) == len(self._structures)
+
     def begin(self, due: bool, total: Tensor | None = None) -> None:
         """Prepare the next run: current optimizer settings, and whether a synchronisation task is `due`."""
         if self._step_state is None:
@@ -170,14 +174,37 @@ class GraphRound:
         expected = zip(batches, self._structures, strict=True)
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
-    def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
+    def feed_turns(self, turns: Indexed, seeds: Sequence[int], due: Sequence[bool]) -> None:
+        """Set the samples of learning tasks to run one after another `[turns, learners, batch]`."""
         self.keep_buffers()
-        self.begin(due=False)
-        self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
+        self.begin(due=any(due))
+        self._active = [True] * len(self._structures)
+        self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, due, self._results)
 
     def collect_turns(self) -> Turns:
         self._raise_failure()
-        return Turns(*self._builder.job.turns_outcome(self._group.matrix.z.dtype))
+        losses, (finite,), turn_s, _ = self._builder.job.turns_outcome(self._group.matrix.z.dtype)
+        return Turns(losses[:, 0], finite, turn_s)
+
+    def run_rounds(self, team: NativeTeam) -> tuple[list[Outcome], float]:
+        """Run turns of all learners with a barrier after each; return outcomes up to one that fails, and seconds each.
+
+        A round that fails has changed nothing: run it by `run`, which raises its error.
+        """
+        job = self._builder.job
+        job.run_turns(team)
+        losses, last, turn_s, metrics = job.turns_outcome(self._group.matrix.z.dtype)
+        finite, columns = torch.ones(len(last), dtype=torch.bool), metrics.unbind(2)
+        by_round = [dict(zip(self._metrics, own, strict=True)) for own in zip(*columns, strict=True)]
+        outcomes = [
+            Outcome(own, finite, self._active, values)
+            for own, values in zip(losses.unbind(), by_round or [{}] * len(losses), strict=True)
+        ]
+        for outcome in outcomes:
+            outcome.healthy = self._active
+        if outcomes and not all(last):
+            outcomes[-1].mark_diverged(torch.tensor(last))
+        return outcomes, turn_s
 
     @staticmethod
     def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
@@ -227,7 +254,7 @@ class GraphRound:
 
     def _build(self) -> None:
         builder, group = self._builder, self._group
-        finishes = []
+        firsts, finishes = [], []
         commit: list[list[int]] = [[] for _ in range(self._num_executors)]
         for program in builder.copies:
             module = group.learners[program.learner].module
@@ -238,18 +265,21 @@ class GraphRound:
             graph = program.graph
             like = [graph.values[value].empty("meta") for value in graph.batch.values()]
             builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
+            firsts.append(builder.note(builder.job.add_gather(program.group), Label("batch", "batch", program.learner)))
             finishes.append(self._add_finish(program))
             commit[program.group % self._num_executors] += self._add_commit(program, buffers)
         for part in range(self._num_executors) if self._step_state is not None else ():
             node = builder.job.add_average(part, self._num_executors)
             commit[part].append(builder.note(node, Label("step and averaging", "synchronisation")))
         commit = commit if any(commit) else []
-        order, after, threads = self._order(finishes)
+        order, after, threads = self._order(firsts, finishes)
         builder.job.schedule(
             order=order, priority=[], num_lanes=self._num_executors, commit=commit, after=after, threads=threads
         )
 
-    def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
+    def _order(
+        self, firsts: Sequence[int], finishes: Sequence[int]
+    ) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
         """Order the learning tasks on the executors of each group as the task scheduler assigns learners."""
         programs, groups = self._builder.copies, self.groups
         order: list[list[int]] = [[] for _ in range(self._num_executors)]
@@ -260,6 +290,7 @@ class GraphRound:
             assert isinstance(run.task, Learn)
             nodes, first = programs[run.task.learner].nodes, run.place * groups.width
             affinity = groups.affinity(len(nodes))
+            order[first].append(firsts[run.task.learner])
             for executor, operators in enumerate(affinity.order):
                 order[first + executor] += [nodes[index] for index in operators]
             after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in affinity.waits.items()}
@@ -301,6 +332,10 @@ def _given(graph: StepGraph) -> set[int]:
     return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
 
 
+def _mode(step_state: StepState | None) -> tuple[Any, ...]:
+    return torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None
+
+
 MAX_JOBS = 16  # combinations of batch shapes to keep
 
 
@@ -334,9 +369,13 @@ class GraphJobs:
         if self.team is not None:
             self.team.close()
 
+    def usual(self, step_state: StepState | None) -> GraphRound | None:
+        """Return the job that ran last if it fits this mode."""
+        return self._usual if self._usual_mode == _mode(step_state) else None
+
     def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
         """Return the job for these batches, already fed; None if they run one after another."""
-        mode = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None)
+        mode = _mode(step_state)
         usual = self._usual
         if usual is not None and self._usual_mode != mode:
             usual.keep_buffers()  # another job of these shapes binds the same tensors

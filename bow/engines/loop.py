@@ -4,7 +4,7 @@ import abc
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Shaped
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bow.data import Indexed
 from bow.devices import StreamDevice
-from bow.engines.batches import Batches
+from bow.engines.batches import Batches, Stacked, gathered
 from bow.engines.context import RoundContext
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome, RoundEvent
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from bow.graph import StepGraph
 
 # Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
-MAX_ROUNDS_TOGETHER = 64
+MAX_ROUNDS_TOGETHER = 256
 
 
 class Loop(abc.ABC):
     """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
-
-    brings_batches: ClassVar[bool] = False  # whether the loop copies batches to its device itself
 
     def __init__(self, context: RoundContext, name: str, *, keeps_step: bool) -> None:
         self.context = context
         self.group = context.group
         self.sync = context.sync
         self.settings = context.settings
+        self.ended: list[Outcome] = []  # of the last call of `rounds`, which may have failed behind them
         self.is_undone = True  # whether the round that failed has left the learners as they were before it
         if context.settings.dispatch == "first_come" and keeps_step:
             warnings.warn(
@@ -59,6 +58,11 @@ class Loop(abc.ABC):
     @abc.abstractmethod
     def period(self) -> int:
         """Number of coming rounds that can be passed to `rounds` at once."""
+
+    @property
+    def brings_batches(self) -> bool:
+        """Whether the loop gathers samples itself, and copies batches to its device."""
+        return False
 
     @abc.abstractmethod
     def round(self, batches: Batches) -> Outcome:
@@ -209,6 +213,10 @@ class RoundLoop(Loop):
         self._has_stepped = False
 
     @property
+    def brings_batches(self) -> bool:
+        return self.runner.gathers and self.settings.dispatch == "fixed"
+
+    @property
     def description(self) -> str:
         return self.runner.description
 
@@ -218,20 +226,23 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
+        if self.brings_batches and self.context.log.spans is None:
+            return max(1, min(self.runner.most_rounds, MAX_ROUNDS_TOGETHER))
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        while left := batches[len(outcomes) :]:
+        self.ended = []
+        while left := batches[len(self.ended) :]:
             period = self.period
-            outcomes += (self._rounds_ahead(left[:period]) if period > 1 else []) or [self.round(left[0])]
-        return outcomes
+            together = self._rounds_at_once if self.settings.dispatch == "fixed" else self._rounds_ahead
+            self.ended += (together(left[:period]) if period > 1 else []) or [self.round(left[0])]
+        return self.ended
 
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
-        context = self.context
+        context, batches = self.context, gathered(batches)
         due = context.averaging.due(context.round_index)
         self._has_stepped = self.is_undone = False
         context.snapshot.discard()
@@ -307,6 +318,26 @@ class RoundLoop(Loop):
         if due:
             restarts.after_drop()
         context.log.round_index += 1
+
+    @torch.no_grad()
+    def _rounds_at_once(self, batches: Sequence[Batches]) -> list[Outcome]:
+        """Run rounds without Python between them, as far as they go well; return the last one's outcome."""
+        context = self.context
+        context.restarts.observe_learning_rate()
+        full = [each.value for each in batches if isinstance(each, Stacked) and isinstance(each.value, Indexed)]
+        if len(full) < len(batches) or context.restarts.drop.pending:
+            return []
+        due = [context.averaging.due(context.round_index + ahead) for ahead in range(len(full))]
+        with Uninterrupted():
+            outcomes = self.runner.rounds(full, due)
+            if not outcomes:
+                return []
+            self.is_undone = False
+            self.ended += outcomes[:-1]
+            context.restarts.count_healthy()
+            context.log.round_index += len(outcomes) - 1
+            self._end_round(outcomes[-1], due[len(outcomes) - 1])
+        return outcomes[-1:]
 
     @torch.no_grad()
     def _rounds_ahead(self, batches: Sequence[Batches]) -> list[Outcome]:

@@ -24,6 +24,7 @@ class TaskRunner(abc.ABC):
     """Run the learning tasks of one device's rounds: the part in which engines on a host differ."""
 
     name: ClassVar[str]
+    gathers: ClassVar[bool] = False  # whether it can run several rounds on batches that are still to be gathered
 
     def __init__(self, context: RoundContext) -> None:
         self.context = context
@@ -54,6 +55,15 @@ class TaskRunner(abc.ABC):
     @property
     def runs_ahead(self) -> bool:
         return False
+
+    @property
+    def most_rounds(self) -> int:
+        """Number of coming rounds that may run at once; see `rounds`."""
+        return 1
+
+    def rounds(self, batches: Sequence[Indexed], due: Sequence[bool]) -> list[Outcome]:
+        """Run rounds, with a barrier after each, up to one that fails, which has changed nothing, or that diverges."""
+        return []
 
     @property
     def most_turns(self) -> int:

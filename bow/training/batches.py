@@ -1,6 +1,7 @@
 """Batches of a training: its data stream, those of timed trials, and those of a round on their way to the device."""
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from bow.data import Batch, BatchStream, Deal, batch_length, open_stream
 from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
 from bow.engines import Batches, Loop, Stacked
+from bow.engines.batches import gathered
 from bow.engines.eager import batch_of
 from bow.errors import DataError, SettingError
 from bow.graph.learning_step import LearningStep
@@ -138,9 +140,10 @@ class RoundBatches:
 
     def reside(self, stream: BatchStream) -> bool:
         """Store a stream's samples on the device, if they are tensors and take at most a quarter of its free memory."""
-        if self._streams is None or not self._loop.brings_batches:
+        if not self._loop.brings_batches:
             return False
-        return stream.reside(self._group.device, self._streams.free_bytes() // DATA_SHARE)
+        room_bytes = sys.maxsize if self._streams is None else self._streams.free_bytes() // DATA_SHARE
+        return stream.reside(self._group.device, room_bytes)
 
     def _on_device(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         learners = len(self._group)
@@ -163,7 +166,7 @@ class RoundBatches:
         return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
     def _check_outside(self, batches: Stacked | Sequence[Batch | None]) -> None:
-        batch = batch_of(batches, 0)
+        batch = batch_of(gathered(batches), 0)
         if batch is None:
             return
         module, step = self._group.learners[0].module, self._loop.settings.step
