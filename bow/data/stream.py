@@ -172,6 +172,9 @@ class IndexedStream(BatchStream):
         self._position += batches * self.batch_size
         return self.epochs
 
+    def step_back(self, samples: int) -> None:
+        self._position -= samples
+
     def rounds_left(self, learners: int) -> int | None:
         left = self._end - self._position
         return None if math.isinf(left) else max(0, math.ceil(left / (learners * self.batch_size)))

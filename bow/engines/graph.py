@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ class Graph(AheadRunner):
         self._in_one_pass = False  # whether the executors would have stepped, if there had been a job for this round
         self._step_state: StepState | None = None
         self._replayed: Batches | None = None  # the last batches that a capture ran on
-        self._round_s = GROUP_S  # seconds of a round, as last measured
+        self._round_s = math.inf  # seconds of a round, as last measured
         self.resized()
         try:
             native()
@@ -191,9 +192,11 @@ class Graph(AheadRunner):
         return min(self.live.rounds_before(self.context.round_index), int(GROUP_S / self._round_s))
 
     def rounds(self, batches: Sequence[Indexed], due: Sequence[bool]) -> list[Outcome]:
-        stepping = {each: self._stepping(each) for each in set(due)}
-        job = None if None in stepping.values() else self._jobs.usual(stepping[due[0]])
-        if job is None or not job.takes(batches[0].samples):
+        steps = {each: self._stepping(each) is not None for each in set(due)}
+        due = list(itertools.takewhile(steps.__getitem__, due))
+        batches = batches[: len(due)]
+        job = self._jobs.usual(self._step_state)
+        if len(due) < 2 or job is None or not job.takes(batches[0].samples):
             return []
         turns = Indexed(batches[0].samples, torch.stack([each.indices for each in batches]))
         seed, places = self.context.task_seed, itertools.product(range(len(batches)), range(len(self.group)))

@@ -349,15 +349,15 @@ class GraphJobs:
         self._tasks = tasks
         self._cores = len(available_cores())
         self._executors: ExecutorGroups | None = None  # those of the team
+        self._served: ExecutorGroups | None = None  # those of the job that it was asked for last
         self._by_shapes: dict[tuple[Any, ...], GraphRound] = {}
         self._alone: dict[tuple[int, Shape, bool], GraphRound] = {}
-        self._usual: GraphRound | None = None  # what ran last
-        self._usual_mode: tuple[Any, ...] = ()
+        self._usual: dict[tuple[Any, ...], GraphRound] = {}  # by mode, what ran last
 
     def clear(self) -> None:
         self._by_shapes.clear()
         self._alone.clear()
-        self._usual = None
+        self._usual.clear()
 
     def drop_stale(self) -> bool:
         if not self._tasks.drop_if_changed():
@@ -370,22 +370,25 @@ class GraphJobs:
             self.team.close()
 
     def usual(self, step_state: StepState | None) -> GraphRound | None:
-        """Return the job that ran last if it fits this mode."""
-        return self._usual if self._usual_mode == _mode(step_state) else None
+        """Return the job that ran last in this mode."""
+        usual = self._usual.get(_mode(step_state))
+        if usual is not None:
+            self.team_of(usual.groups)
+        return usual
 
     def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
         """Return the job for these batches, already fed; None if they run one after another."""
-        mode = _mode(step_state)
-        usual = self._usual
-        if usual is not None and self._usual_mode != mode:
-            usual.keep_buffers()  # another job of these shapes binds the same tensors
-        if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
+        mode, usual = _mode(step_state), self.usual(step_state)
+        if usual is None:
+            for other in self._usual.values():
+                other.keep_buffers()  # the job of this mode is to bind the same tensors
+        if usual is None or not usual.feed(batches, self._seeds(usual)):
             usual = self._for(batches, step_state)
             if usual is None:
                 return None
             fed = usual.feed(batches, self._seeds(usual))
             assert fed
-            self._usual, self._usual_mode = usual, mode
+            self._usual[mode] = usual
         return usual
 
     def alone(self, learner: int, batch: Batch, step_state: StepState | None) -> GraphRound:
@@ -402,6 +405,9 @@ class GraphJobs:
 
     def team_of(self, groups: ExecutorGroups) -> NativeTeam:
         """Return a team with these executors; without a schedule it has as many as the cores allow."""
+        if groups is self._served:
+            return self.team
+        self._served = groups
         if groups.schedule is None:
             each = groups.threads[0]
             groups = ExecutorGroups(self._cores // each, (each,) * (self._cores // each))

@@ -325,7 +325,7 @@ class RoundLoop(Loop):
         context = self.context
         context.restarts.observe_learning_rate()
         full = [each.value for each in batches if isinstance(each, Stacked) and isinstance(each.value, Indexed)]
-        if len(full) < len(batches) or context.restarts.drop.pending:
+        if len(full) < max(2, len(batches)) or context.restarts.drop.pending:
             return []
         due = [context.averaging.due(context.round_index + ahead) for ahead in range(len(full))]
         with Uninterrupted():

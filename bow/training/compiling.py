@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from bow.engines.captured import expected_compile_s
+from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.errors import disk_reason
 from bow.interruption import Interruption
 from bow.observe import RunDirectory
@@ -38,6 +39,12 @@ class CompilingBeside:
         self._began: int | None = None  # the first round of this part of the training
         self._recorded: int | None = None  # round of the switch of the training that is resumed
         self.is_open = True  # until it is decided
+
+    @property
+    def rounds_left(self) -> int:
+        """Upper limit of the rounds up to a switch that is repeated."""
+        done = self._context.position.round
+        return MAX_ROUNDS_TOGETHER if self._recorded is None else max(1, self._recorded - done)
 
     def between_rounds(self) -> None:
         """Start the process, or decide if it has ended."""

@@ -79,6 +79,7 @@ class Dealing:
         self._evaluations = evaluations
         self._records = records
         self._looks = context.world.leads
+        self.ended: list[tuple[Deal, Outcome]] = []  # of the last group, whose next round failed
 
     @property
     def is_over(self) -> bool:
@@ -96,10 +97,10 @@ class Dealing:
             return max(steps - self._position.round, 0)
         return self._context.stream.rounds_left(self._replicas.group.num_all)
 
-    def deal(self) -> list[Deal]:
-        """Return the batches of the next group of rounds; empty at the end of the data."""
+    def deal(self, most: int) -> list[Deal]:
+        """Return the batches of the next group of at most so many rounds; empty at the end of the data."""
         deals: list[Deal] = []
-        limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
+        limit, room = min(most, self._rounds_together()), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
             deal = self._context.stream.deal(self._replicas.group.num_all, self._replicas.group.own)
             if deal is None:
@@ -121,17 +122,22 @@ class Dealing:
 
     def _run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
         """Run rounds, with fewer learners if the tuner has added one that does not fit in memory."""
-        ran: list[tuple[Deal, Outcome]] = []
+        ran = self.ended = list[tuple[Deal, Outcome]]()
         left = list(deals)
         while left:
             before, learners = self._replicas.rounds, self._replicas.learners
             together = list(map(batches_in, left))
             try:
-                return [*ran, *zip(left, self._replicas.rounds_at_once(together), strict=True)]
+                ran += zip(left, self._replicas.rounds_at_once(together), strict=True)
+                break
             except DeviceMemoryError as error:
                 if watch is None or learners == 1:
                     raise
                 self._records.event("learners", watch.ran_out_of_memory(error))
+            except Exception:
+                if isinstance(self._replicas, Replicas):
+                    ran += zip(left, self._replicas.loop.ended[: self._replicas.rounds - before], strict=False)
+                raise
             ended = self._replicas.rounds - before
             lost = torch.full((learners,), torch.nan, device=self._replicas.device)  # with the round that failed
             outcome = Outcome(lost, torch.ones_like(lost, dtype=torch.bool), [True] * learners)
@@ -143,11 +149,11 @@ class Dealing:
         config = self._context.config
         if self._is_watched and self._replicas.loop.settings.dispatch == "fixed":
             return 1  # observers of a round must see the learners as it left them
-        limits = [self._replicas.loop.period]
+        limits = [self._replicas.loop.period, self._evaluations.rounds_left()]
         if config.steps is not None:
             limits.append(config.steps - self._position.round)
         if isinstance(config.run.checkpoint_every, int):
             limits.append(config.run.checkpoint_every - self._position.round % config.run.checkpoint_every)
         if not self._context.world.is_one:
-            limits += [self._agreement.next_round - self._position.round, self._evaluations.rounds_left()]
+            limits.append(self._agreement.next_round - self._position.round)
         return min(limits)

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import Deal
+from bow.data.stream import IndexedStream
 from bow.engines import Outcome
+from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError, SettingError
 from bow.interruption import Interruption
@@ -274,7 +276,7 @@ class TrainingLoop:
 
     def _deal(self) -> list[Deal]:
         self._dealt_from = self._context.stream.state_dict()
-        deals = self._dealing.deal()
+        deals = self._dealing.deal(MAX_ROUNDS_TOGETHER if self._compiling is None else self._compiling.rounds_left)
         if not deals:
             self._dealt_from = None
         return deals
@@ -285,6 +287,7 @@ class TrainingLoop:
         try:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
+            self._count_ended(deals)
             self._is_between = self._checkpoints.is_undone(error)
             raise
         try:
@@ -304,6 +307,14 @@ class TrainingLoop:
             meter.resume()
         self._checkpoints.after_round(before)
         self._agree()
+
+    def _count_ended(self, deals: Sequence[Deal]) -> None:
+        """Count the rounds of a group that had ended before one of them failed."""
+        stream, ended = self._context.stream, self._dealing.ended
+        if ended and isinstance(stream, IndexedStream):
+            self._count_rounds(ended)
+            stream.step_back(sum(deal.num_samples for deal in deals) - sum(deal.num_samples for deal, _ in ended))
+            self._dealt_from = stream.state_dict()
 
     def _count_rounds(self, ran: Sequence[tuple[Deal, Outcome]]) -> None:
         failure: Exception | None = None

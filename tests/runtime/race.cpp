@@ -33,6 +33,19 @@ class Mixing : public bow::Work {
     values_[node] = mix(node, values_);
   }
 
+  // Turns of all lanes: what they left behind is compared after each, and the next begins anew.
+  bool next_turn() override {
+    if (execution->stopped()) return false;
+    if (!equals_sequential()) differs = true;
+    if (++num_turns == kTurns) return false;
+    values_.assign(values_.size(), 0);
+    return true;
+  }
+
+  static constexpr int kTurns = 5;
+  int num_turns = 0;
+  bool differs = false;
+
   bool skips(int node) const override { return node % 11 == 7 && !is_commit(node); }
 
   bool is_commit(int node) const {
@@ -145,6 +158,16 @@ int main(int argc, char** argv) {
         return std::printf("graph %d committed %d of %d\n", i, committed, commits), 1;
       } else if (!work.equals_sequential()) {
         return std::printf("graph %d differs from sequential execution\n", i), 1;
+      }
+    }
+    if (!plan.is_dynamic()) {
+      work.clear();
+      team.run_turns(execution);
+      const bool ends = execution.error() != nullptr || execution.stopped();
+      const int each = plan.commit.empty() ? 0 : plan.num_lanes;
+      if (work.differs) return std::printf("graph %d differs in a turn\n", i), 1;
+      if (ends ? !fails && !stops : work.num_turns != work.kTurns || work.num_committed != work.kTurns * each) {
+        return std::printf("graph %d ended after %d turns\n", i, work.num_turns), 1;
       }
     }
     std::vector<int64_t> parts(random() % 6, 0);
