@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,14 +26,12 @@ from bow.engines.random import NumbersOfGraph
 from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, can_step
 from bow.engines.task import Learned, out_of_range
-from bow.engines.task_scheduler import Learn
+from bow.engines.task_scheduler import Learn, TaskStart
 from bow.errors import GraphError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import lent_generator
 from bow.runtime.loading import NativeTeam, native
 from bow.sync import Members, is_plain_sma
-
-GROUP_S = 0.05  # seconds of rounds that run without Python between them
 
 
 class Graph(AheadRunner):
@@ -63,7 +60,6 @@ class Graph(AheadRunner):
         self._in_one_pass = False  # whether the executors would have stepped, if there had been a job for this round
         self._step_state: StepState | None = None
         self._replayed: Batches | None = None  # the last batches that a capture ran on
-        self._round_s = math.inf  # seconds of a round, as last measured
         self.resized()
         try:
             native()
@@ -149,32 +145,35 @@ class Graph(AheadRunner):
         self._replayed = batches[-1]
         period = Period(self.group, batches, ahead=len(batches) - due)
         scheduler, runs = period.start(groups.count, "first_come")
+
+        def start(run: TaskStart, task: Learn) -> tuple[int, GraphRound]:
+            batch = period.batch(task)
+            job = self._jobs.alone(task.learner, batch, self._stepping(due=False) if period.steps(task) else None)
+            index, position = period.locate(task)
+            fed = job.feed([batch], [self.context.task_seed(position, rounds_ahead=index)])
+            assert fed
+            job.begin(due=False)
+            job.post(team, run.place, self.context.log.spans is not None)
+            return run.place, job
+
         try:
             with _indices_are_data():
-                run_tasks(
-                    scheduler,
-                    runs,
-                    lambda run, task: (run.place, self._start_task(period, task, run.place)),
-                    functools.partial(self._finish_first, period),
-                )
+                run_tasks(scheduler, runs, start, functools.partial(self._finish_first, period))
         finally:
             team.drain()  # after Ctrl-C or a failure, executors may still be running
         return period.outcomes()
 
     @property
     def most_turns(self) -> int:
-        if (
-            self._failed
-            or self._stepping(due=False) is None
-            or not isinstance(self.context.sync, Members)
-            or self._jobs.drop_stale()
-        ):
+        if self._failed or not self.group.is_alone or self._jobs.drop_stale():
             return 0
         return self.live.rounds_before(self.context.round_index)
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
+            return None
+        if self._stepping(due=False) is None:
             return None
         self._replayed = first
         jobs: list[GraphRound | None] = [None] * len(batches)
@@ -184,12 +183,6 @@ class Graph(AheadRunner):
                 seeds = [seed_of(learner, turn) for turn in range(len(turns.indices))] if job.is_random else []
                 job.feed_turns(Indexed(turns.samples, turns.indices.unsqueeze(1)), seeds, [False] * len(turns.indices))
         return ReadyTurns(self.context, self._jobs.team_of(self._jobs.one_executor_each()), jobs)
-
-    @property
-    def most_rounds(self) -> int:
-        if self._failed or not self.group.is_alone or self._jobs.drop_stale():
-            return 1
-        return min(self.live.rounds_before(self.context.round_index), int(GROUP_S / self._round_s))
 
     def rounds(self, batches: Sequence[Indexed], due: Sequence[bool]) -> list[Outcome]:
         steps = {each: self._stepping(each) is not None for each in set(due)}
@@ -201,19 +194,8 @@ class Graph(AheadRunner):
         turns = Indexed(batches[0].samples, torch.stack([each.indices for each in batches]))
         seed, places = self.context.task_seed, itertools.product(range(len(batches)), range(len(self.group)))
         job.feed_turns(turns, [seed(learner, ahead) for ahead, learner in places] if job.is_random else [], due)
-        outcomes, self._round_s = job.run_rounds(self._jobs.team)
         self._replayed = Stacked(batches[-1])
-        return outcomes
-
-    def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
-        batch = period.batch(task)
-        running = self._jobs.alone(task.learner, batch, self._stepping(due=False) if period.steps(task) else None)
-        index, position = period.locate(task)
-        fed = running.feed([batch], [self.context.task_seed(position, rounds_ahead=index)])
-        assert fed
-        running.begin(due=False)
-        running.post(self._jobs.team, executor, self.context.log.spans is not None)
-        return running
+        return job.run_rounds(self._jobs.team)
 
     def _finish_first(self, period: Period, under_way: dict[Learn, tuple[int, GraphRound]]) -> Learn:
         """Wait for the first executor to finish; step the learner whose task it ran, if it steps alone."""
@@ -234,11 +216,10 @@ class Graph(AheadRunner):
         self._running = ready
         with _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None)
-        self._round_s = time.perf_counter() - began
         if alone_s is not None and all(outcome.active) and len(self.group) > 1:
             log = self.context.log
             log.parallel_speedup = log.parallel_speedup or ParallelSpeedup(len(self.group), ready.groups.count)
-            log.parallel_speedup.times.append((alone_s, self._round_s))
+            log.parallel_speedup.times.append((alone_s, time.perf_counter() - began))
         self._record(ready)
         return outcome
 

@@ -186,14 +186,11 @@ class GraphRound:
         losses, (finite,), turn_s, _ = self._builder.job.turns_outcome(self._group.matrix.z.dtype)
         return Turns(losses[:, 0], finite, turn_s)
 
-    def run_rounds(self, team: NativeTeam) -> tuple[list[Outcome], float]:
-        """Run turns of all learners with a barrier after each; return outcomes up to one that fails, and seconds each.
-
-        A round that fails has changed nothing: run it by `run`, which raises its error.
-        """
+    def run_rounds(self, team: NativeTeam) -> list[Outcome]:
+        """Run turns of all learners with a barrier after each, up to one that fails; `run` would raise its error."""
         job = self._builder.job
         job.run_turns(team)
-        losses, last, turn_s, metrics = job.turns_outcome(self._group.matrix.z.dtype)
+        losses, last, _, metrics = job.turns_outcome(self._group.matrix.z.dtype)
         finite, columns = torch.ones(len(last), dtype=torch.bool), metrics.unbind(2)
         by_round = [dict(zip(self._metrics, own, strict=True)) for own in zip(*columns, strict=True)]
         outcomes = [
@@ -204,7 +201,7 @@ class GraphRound:
             outcome.healthy = self._active
         if outcomes and not all(last):
             outcomes[-1].mark_diverged(torch.tensor(last))
-        return outcomes, turn_s
+        return outcomes
 
     @staticmethod
     def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:

@@ -1,6 +1,7 @@
 """The order of a round: averaging begins, learning tasks, step, averaging ends, restarts."""
 
 import abc
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
 # Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
 MAX_ROUNDS_TOGETHER = 256
+TOGETHER_S = 0.05  # seconds of rounds that run without Python between them
 
 
 class Loop(abc.ABC):
     """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
+
+    brings_batches = False  # whether the loop gathers samples itself, and copies batches to its device
 
     def __init__(self, context: RoundContext, name: str, *, keeps_step: bool) -> None:
         self.context = context
@@ -58,11 +62,6 @@ class Loop(abc.ABC):
     @abc.abstractmethod
     def period(self) -> int:
         """Number of coming rounds that can be passed to `rounds` at once."""
-
-    @property
-    def brings_batches(self) -> bool:
-        """Whether the loop gathers samples itself, and copies batches to its device."""
-        return False
 
     @abc.abstractmethod
     def round(self, batches: Batches) -> Outcome:
@@ -210,11 +209,9 @@ class RoundLoop(Loop):
         context = RoundContext(group, sync, settings, device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
+        self.brings_batches = kind.gathers and settings.dispatch == "fixed"
         self._has_stepped = False
-
-    @property
-    def brings_batches(self) -> bool:
-        return self.runner.gathers and self.settings.dispatch == "fixed"
+        self._round_s = math.inf  # seconds of a round, as last measured
 
     @property
     def description(self) -> str:
@@ -227,7 +224,7 @@ class RoundLoop(Loop):
     @property
     def period(self) -> int:
         if self.brings_batches and self.context.log.spans is None:
-            return max(1, min(self.runner.most_rounds, MAX_ROUNDS_TOGETHER))
+            return max(1, min(self.runner.most_turns, int(TOGETHER_S / self._round_s), MAX_ROUNDS_TOGETHER))
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
@@ -243,7 +240,7 @@ class RoundLoop(Loop):
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
         context, batches = self.context, gathered(batches)
-        due = context.averaging.due(context.round_index)
+        due, began = context.averaging.due(context.round_index), time.perf_counter()
         self._has_stepped = self.is_undone = False
         context.snapshot.discard()
         with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
@@ -258,6 +255,7 @@ class RoundLoop(Loop):
                     self.is_undone = True
                 raise
             self._end_round(outcome, due)
+        self._round_s = time.perf_counter() - began
         return outcome
 
     @property
@@ -328,15 +326,18 @@ class RoundLoop(Loop):
         if len(full) < max(2, len(batches)) or context.restarts.drop.pending:
             return []
         due = [context.averaging.due(context.round_index + ahead) for ahead in range(len(full))]
+        began = time.perf_counter()
         with Uninterrupted():
             outcomes = self.runner.rounds(full, due)
             if not outcomes:
                 return []
             self.is_undone = False
             self.ended += outcomes[:-1]
-            context.restarts.count_healthy()
+            if outcomes[1:]:
+                context.restarts.count_healthy()
             context.log.round_index += len(outcomes) - 1
             self._end_round(outcomes[-1], due[len(outcomes) - 1])
+        self._round_s = (time.perf_counter() - began) / len(outcomes)
         return outcomes[-1:]
 
     @torch.no_grad()

@@ -56,18 +56,13 @@ class TaskRunner(abc.ABC):
     def runs_ahead(self) -> bool:
         return False
 
-    @property
-    def most_rounds(self) -> int:
-        """Number of coming rounds that may run at once; see `rounds`."""
-        return 1
-
     def rounds(self, batches: Sequence[Indexed], due: Sequence[bool]) -> list[Outcome]:
         """Run rounds, with a barrier after each, up to one that fails, which has changed nothing, or that diverges."""
         return []
 
     @property
     def most_turns(self) -> int:
-        """Number of learning tasks that each learner can run next; see `Loop.turns`."""
+        """Upper limit of the rounds, or of the turns of each learner, that can run next without Python between them."""
         return 0
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":

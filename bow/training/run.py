@@ -287,7 +287,11 @@ class TrainingLoop:
         try:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
-            self._count_ended(deals)
+            stream, ended = self._context.stream, self._dealing.ended
+            if ended and isinstance(stream, IndexedStream):  # rounds of the group before the one that failed
+                self._count_rounds(ended)
+                stream.step_back(sum(deal.num_samples for deal in deals) - sum(deal.num_samples for deal, _ in ended))
+                self._dealt_from = stream.state_dict()
             self._is_between = self._checkpoints.is_undone(error)
             raise
         try:
@@ -307,14 +311,6 @@ class TrainingLoop:
             meter.resume()
         self._checkpoints.after_round(before)
         self._agree()
-
-    def _count_ended(self, deals: Sequence[Deal]) -> None:
-        """Count the rounds of a group that had ended before one of them failed."""
-        stream, ended = self._context.stream, self._dealing.ended
-        if ended and isinstance(stream, IndexedStream):
-            self._count_rounds(ended)
-            stream.step_back(sum(deal.num_samples for deal in deals) - sum(deal.num_samples for deal, _ in ended))
-            self._dealt_from = stream.state_dict()
 
     def _count_rounds(self, ran: Sequence[tuple[Deal, Outcome]]) -> None:
         failure: Exception | None = None

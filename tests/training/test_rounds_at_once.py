@@ -37,7 +37,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return outcomes
 
     monkeypatch.setattr(Graph, "rounds", counting)
-    monkeypatch.setattr("bow.engines.graph.GROUP_S", 1e9)
+    monkeypatch.setattr("bow.engines.loop.TOGETHER_S", 1e9)
     return found
 
 
@@ -59,7 +59,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.engines.graph.GROUP_S", 0.0)
+    monkeypatch.setattr("bow.engines.loop.TOGETHER_S", 0.0)
 
 
 def linear() -> nn.Module:

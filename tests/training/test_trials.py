@@ -119,8 +119,9 @@ def test_trials_leave_threads_random_numbers_and_warnings_as_they_were(made: lis
         filters = list(warnings.filters)
         return torch.get_num_threads(), random.getstate(), str(arrays), torch.get_rng_state().tolist(), filters
 
+    run = trials(made, step=step)  # it makes the model, with a seed
     before = state()
-    measurement = measure(trials(made, step=step), threads=2)
+    measurement = measure(run, threads=2)
     assert (measurement.failure is None) != fails
     assert state() == before
 

@@ -37,6 +37,7 @@ class DeviceRoundLoop(Loop):
     #   step while the learners learn; after their steps it moves the central model.
     # * The host sees a round's results `SLOTS` rounds later, and then restarts diverged learners (`PendingRounds`).
 
+    brings_batches = True
     context: StreamContext
 
     def __init__(
@@ -58,10 +59,6 @@ class DeviceRoundLoop(Loop):
         self._pending = PendingRounds(context)
         self._captures = Captures(context, self.runner, self._pending)
         self.runner.bind()
-
-    @property
-    def brings_batches(self) -> bool:
-        return True
 
     @property
     def description(self) -> str:
