@@ -415,16 +415,18 @@ class Job : public Work {
 
   // Set the turns of all learners: learning tasks in sequence, each with its step, on the samples at `indices`
   // [turns, learners, batch] of `sources`. `seeds`: by turn and learner; none if no random numbers are drawn. `due`: by
-  // turn, whether it synchronises. They end early if one fails or makes a learner infinite or NaN.
+  // turn, whether it synchronises. `follows`: z is to be the weights before the last step. They end early if one fails
+  // or makes a learner infinite or NaN.
   void feed_turns(
       std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<bool> due,
-      std::vector<int> results) {
+      std::vector<int> results, bool follows) {
     TORCH_CHECK(
         indices.dim() == 3 && indices.size(1) == static_cast<int64_t>(learners_.size()) &&
             indices.size(0) == static_cast<int64_t>(due.size()),
         "turns need indices [turns, learners, batch]");
     turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(due), std::move(results)};
     turns_.finite.assign(learners_.size(), 1);
+    rows_->follows = follows;
     for (Learner& own : learners_) own.outcome->active = true;
   }
 
@@ -551,6 +553,7 @@ class Job : public Work {
       bool synchronise, std::optional<at::Tensor> total) {
     const size_t learners = learners_.size();
     TORCH_CHECK(steps.size() == 1 || steps.size() == learners, "settings of the step are one for all, or one by learner");
+    rows_->follows = false;
     rows_->weights = std::move(weights);
     rows_->moments = std::move(moments);
     rows_->z = std::move(z);
@@ -848,7 +851,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
       .def(
           "feed_turns", &Job::feed_turns, py::arg("sources"), py::arg("indices"), py::arg("seeds"), py::arg("due"),
-          py::arg("results"))
+          py::arg("results"), py::arg("follows"))
       .def("run_turns", &Job::run_turns, py::arg("team"))
       .def("turns_outcome", &Job::turns_outcome, py::arg("dtype"))
       .def("raise_failure", &Job::raise_failure)

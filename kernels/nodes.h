@@ -515,6 +515,7 @@ struct RowState {
   at::Tensor weights, z, z_prev;           // rows [learners, parameters]
   std::vector<at::Tensor> moments;         // rows of optimizer state: momenta; for Adam means and squares
   std::vector<at::Tensor> counts;          // Adam's step counts, by learner
+  bool follows = false;                    // z is the weights of the only learner, as they were before the step
   at::Tensor total;                        // sum of the corrections of all devices; undefined for a single device
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
   std::vector<std::vector<int64_t>> offsets;           // by learner: offsets of the pieces of its gradient
@@ -571,8 +572,10 @@ class Average : public Node {
       if (steps && numbers.is_adam && part_ == 0) state.counts[j].add_(1);  // `numbers` already include it
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
+    T* z = state.z.mutable_data_ptr<T>();
+    if (state.follows) std::copy(weights + begin, weights + end, z + begin);
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;
-    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, total, begin, end, state.numbers.front());
+    average_columns<T>(rows, z, z_prev, total, begin, end, state.numbers.front());
   }
 
   std::shared_ptr<RowState> state_;

@@ -258,7 +258,7 @@ def _check_leaves(leaves: list[Tensor]) -> None:
 
 
 # `gather(source, indices, out)`: `out[i] = source[indices[i]]`
-Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], object]
 
 
 class Indexed:
@@ -279,8 +279,7 @@ class Indexed:
         return self.samples.map(take)
 
     def gathered(self) -> Batch:
-        numbers, shape = self.indices.reshape(-1), self.indices.shape
-        return self.samples.map(lambda leaf: leaf.index_select(0, numbers).view(*shape, *leaf.shape[1:]))
+        return self.gather(lambda source, numbers, out: torch.index_select(source, 0, numbers, out=out))
 
 
 register_pytree_node(

@@ -165,15 +165,15 @@ class Graph(AheadRunner):
 
     @property
     def most_turns(self) -> int:
-        if self._failed or not self.group.is_alone or self._jobs.drop_stale():
+        context = self.context
+        can_step = not self._failed and self._stepping(context.averaging.due(context.round_index)) is not None
+        if not can_step or not self.group.is_alone or self._jobs.drop_stale():
             return 0
         return self.live.rounds_before(self.context.round_index)
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
-            return None
-        if self._stepping(due=False) is None:
             return None
         self._replayed = first
         jobs: list[GraphRound | None] = [None] * len(batches)
@@ -188,12 +188,13 @@ class Graph(AheadRunner):
         steps = {each: self._stepping(each) is not None for each in set(due)}
         due = list(itertools.takewhile(steps.__getitem__, due))
         batches = batches[: len(due)]
-        job = self._jobs.usual(self._step_state)
-        if len(due) < 2 or job is None or not job.takes(batches[0].samples):
+        job = self._jobs.usual(self._step_state) if len(due) > 1 else None
+        if job is None or not job.takes(batches[0].samples):
             return []
         turns = Indexed(batches[0].samples, torch.stack([each.indices for each in batches]))
         seed, places = self.context.task_seed, itertools.product(range(len(batches)), range(len(self.group)))
-        job.feed_turns(turns, [seed(learner, ahead) for ahead, learner in places] if job.is_random else [], due)
+        seeds = [seed(learner, ahead) for ahead, learner in places] if job.is_random else []
+        job.feed_turns(turns, seeds, due, self.context.sync.follows(self.group.num_all))
         self._replayed = Stacked(batches[-1])
         return job.run_rounds(self._jobs.team)
 

@@ -174,12 +174,12 @@ class GraphRound:
         expected = zip(batches, self._structures, strict=True)
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
-    def feed_turns(self, turns: Indexed, seeds: Sequence[int], due: Sequence[bool]) -> None:
+    def feed_turns(self, turns: Indexed, seeds: Sequence[int], due: Sequence[bool], follows: bool = False) -> None:
         """Set the samples of learning tasks to run one after another `[turns, learners, batch]`."""
         self.keep_buffers()
         self.begin(due=any(due))
         self._active = [True] * len(self._structures)
-        self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, due, self._results)
+        self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, due, self._results, follows)
 
     def collect_turns(self) -> Turns:
         self._raise_failure()
@@ -190,8 +190,8 @@ class GraphRound:
         """Run turns of all learners with a barrier after each, up to one that fails; `run` would raise its error."""
         job = self._builder.job
         job.run_turns(team)
-        losses, last, _, metrics = job.turns_outcome(self._group.matrix.z.dtype)
-        finite, columns = torch.ones(len(last), dtype=torch.bool), metrics.unbind(2)
+        losses, stayed, _, metrics = job.turns_outcome(self._group.matrix.z.dtype)
+        finite, columns = torch.ones(len(stayed), dtype=torch.bool), metrics.unbind(2)
         by_round = [dict(zip(self._metrics, own, strict=True)) for own in zip(*columns, strict=True)]
         outcomes = [
             Outcome(own, finite, self._active, values)
@@ -199,8 +199,8 @@ class GraphRound:
         ]
         for outcome in outcomes:
             outcome.healthy = self._active
-        if outcomes and not all(last):
-            outcomes[-1].mark_diverged(torch.tensor(last))
+        if outcomes and not all(stayed):
+            outcomes[-1].mark_diverged(torch.tensor(stayed))
         return outcomes
 
     @staticmethod

@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from bow.graph import StepGraph
 
 # Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
-MAX_ROUNDS_TOGETHER = 256
-TOGETHER_S = 0.05  # seconds of rounds that run without Python between them
+MAX_ROUNDS_TOGETHER = 64
+MOST_ROUNDS, MOST_S = 256, 0.05  # limits of rounds that run without Python between them, and of their seconds
 
 
 class Loop(abc.ABC):
     """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
 
     brings_batches = False  # whether the loop gathers samples itself, and copies batches to its device
+    resides = False  # whether it is given samples that are still to be gathered
 
     def __init__(self, context: RoundContext, name: str, *, keeps_step: bool) -> None:
         self.context = context
         self.group = context.group
         self.sync = context.sync
         self.settings = context.settings
-        self.ended: list[Outcome] = []  # of the last call of `rounds`, which may have failed behind them
+        self.ended: list[Outcome] = []  # of the rounds that the last call of `rounds` has ended, also if it raised
         self.is_undone = True  # whether the round that failed has left the learners as they were before it
         if context.settings.dispatch == "first_come" and keeps_step:
             warnings.warn(
@@ -223,8 +224,9 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        if self.brings_batches and self.context.log.spans is None:
-            return max(1, min(self.runner.most_turns, int(TOGETHER_S / self._round_s), MAX_ROUNDS_TOGETHER))
+        if self.resides and self.context.log.spans is None:
+            most = min(int(MOST_S / self._round_s), MOST_ROUNDS)
+            return max(1, min(most, self.runner.most_turns)) if most > 1 else 1
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
@@ -232,7 +234,7 @@ class RoundLoop(Loop):
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
         self.ended = []
         while left := batches[len(self.ended) :]:
-            period = self.period
+            period = self.period if len(left) > 1 else 1
             together = self._rounds_at_once if self.settings.dispatch == "fixed" else self._rounds_ahead
             self.ended += (together(left[:period]) if period > 1 else []) or [self.round(left[0])]
         return self.ended
@@ -282,6 +284,7 @@ class RoundLoop(Loop):
             self.runner.load(own)
 
     def _resized(self) -> None:
+        self._round_s = math.inf
         self.runner.resized()
 
     def _in_parts(self, batches: Batches, due: bool) -> Outcome:
@@ -322,16 +325,18 @@ class RoundLoop(Loop):
         """Run rounds without Python between them, as far as they go well; return the last one's outcome."""
         context = self.context
         context.restarts.observe_learning_rate()
-        full = [each.value for each in batches if isinstance(each, Stacked) and isinstance(each.value, Indexed)]
-        if len(full) < max(2, len(batches)) or context.restarts.drop.pending:
+        began, first, full = time.perf_counter(), context.round_index, list[Indexed]()
+        for each in batches:  # a short round, which is the last, has a list of batches
+            if isinstance(each, Stacked) and isinstance(each.value, Indexed):
+                full.append(each.value)
+        due = [context.averaging.due(index) for index in range(first, first + len(full))]
+        if any(due) and self.sync.restarts_on_drop and context.restarts.drop.pending:
             return []
-        due = [context.averaging.due(context.round_index + ahead) for ahead in range(len(full))]
-        began = time.perf_counter()
         with Uninterrupted():
+            self.is_undone = False
             outcomes = self.runner.rounds(full, due)
             if not outcomes:
                 return []
-            self.is_undone = False
             self.ended += outcomes[:-1]
             if outcomes[1:]:
                 context.restarts.count_healthy()

@@ -143,7 +143,8 @@ class RoundBatches:
         if not self._loop.brings_batches:
             return False
         room_bytes = sys.maxsize if self._streams is None else self._streams.free_bytes() // DATA_SHARE
-        return stream.reside(self._group.device, room_bytes)
+        self._loop.resides = stream.reside(self._group.device, room_bytes)
+        return self._loop.resides
 
     def _on_device(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         learners = len(self._group)

@@ -1,13 +1,13 @@
 """Compile the learning task beside the first rounds, and switch to it between two rounds if it is faster."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
 from bow.engines.captured import expected_compile_s
-from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.errors import disk_reason
 from bow.interruption import Interruption
 from bow.observe import RunDirectory
@@ -41,10 +41,10 @@ class CompilingBeside:
         self.is_open = True  # until it is decided
 
     @property
-    def rounds_left(self) -> int:
-        """Upper limit of the rounds up to a switch that is repeated."""
+    def rounds_to_switch(self) -> int:
+        """Upper limit of rounds together, so that a switch is repeated in its place."""
         done = self._context.position.round
-        return MAX_ROUNDS_TOGETHER if self._recorded is None else max(1, self._recorded - done)
+        return sys.maxsize if self._recorded is None or not self.is_open else max(1, self._recorded - done)
 
     def between_rounds(self) -> None:
         """Start the process, or decide if it has ended."""

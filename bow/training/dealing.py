@@ -130,30 +130,30 @@ class Dealing:
             try:
                 ran += zip(left, self._replicas.rounds_at_once(together), strict=True)
                 break
-            except DeviceMemoryError as error:
-                if watch is None or learners == 1:
+            except Exception as error:
+                ended, loop = left[: self._replicas.rounds - before], self._replicas.loop
+                known = loop.ended[: len(ended)] if loop.resides else []
+                ran += zip(ended, known, strict=False)
+                if watch is None or learners == 1 or not isinstance(error, DeviceMemoryError):
                     raise
                 self._records.event("learners", watch.ran_out_of_memory(error))
-            except Exception:
-                if isinstance(self._replicas, Replicas):
-                    ran += zip(left, self._replicas.loop.ended[: self._replicas.rounds - before], strict=False)
-                raise
-            ended = self._replicas.rounds - before
             lost = torch.full((learners,), torch.nan, device=self._replicas.device)  # with the round that failed
             outcome = Outcome(lost, torch.ones_like(lost, dtype=torch.bool), [True] * learners)
-            ran += [(deal, outcome) for deal in left[:ended]]
-            left = redistribute(left[ended:], learners - 1)
+            ran += [(deal, outcome) for deal in ended[len(known) :]]
+            left = redistribute(left[len(ended) :], learners - 1)
         return ran
 
     def _rounds_together(self) -> int:
         config = self._context.config
         if self._is_watched and self._replicas.loop.settings.dispatch == "fixed":
             return 1  # observers of a round must see the learners as it left them
-        limits = [self._replicas.loop.period, self._evaluations.rounds_left()]
+        limits = [self._replicas.loop.period]
         if config.steps is not None:
             limits.append(config.steps - self._position.round)
         if isinstance(config.run.checkpoint_every, int):
             limits.append(config.run.checkpoint_every - self._position.round % config.run.checkpoint_every)
         if not self._context.world.is_one:
             limits.append(self._agreement.next_round - self._position.round)
+        if not self._context.world.is_one or self._replicas.loop.resides:
+            limits.append(self._evaluations.rounds_left())
         return min(limits)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -19,7 +20,6 @@ from bow.data.opening import LoaderStream, PrivateRandom, is_iterable
 from bow.devices import num_threads
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
 from bow.engines.eager import batch_of
-from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import (
     buffer_state,
@@ -133,6 +133,7 @@ class MovingAverage:
         self._rounds = 1 if state is None else int(state["rounds"])
 
 
+ROUNDING = 1e-9  # of the number of evaluations that are due
 RECALIBRATION_BATCHES = 50  # training batches on which batch-norm statistics are recalibrated
 EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
 
@@ -346,10 +347,10 @@ class Evaluations:
         context, every = self._context, self._context.config.validation.every
         per_epoch, batch = context.stream.samples_per_epoch, context.stream.batch_size
         if every >= 1 or context.evaluate is None or per_epoch is None:
-            return MAX_ROUNDS_TOGETHER
+            return sys.maxsize
         if batch is None:
             return 1
-        left = (self._shares() + 1) * every * per_epoch - self._position.samples
+        left = (self._shares() + 1 - ROUNDING) * every * per_epoch - self._position.samples
         return max(1, math.ceil(left / (batch * context.replicas.group.num_all)))
 
     def within_epoch(self) -> None:
@@ -411,7 +412,7 @@ class Evaluations:
         per_epoch, every = self._context.stream.samples_per_epoch, self._context.config.validation.every
         if every >= 1 or per_epoch is None or self._context.evaluate is None:
             return 0
-        return int(self._position.samples / (every * per_epoch) + 1e-9)
+        return int(self._position.samples / (every * per_epoch) + ROUNDING)
 
 
 def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, seed: int) -> None:

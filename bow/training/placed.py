@@ -100,6 +100,8 @@ class PartitionRounds:
 
     period = 1
     num_restarts = 0
+    resides = False
+    ended: Sequence[Outcome] = ()
 
     def __init__(
         self, runtime: TileRuntime, config: ReplicasConfig, placed: Placed, group: ProcessGroup, leads: bool

@@ -1,6 +1,7 @@
 """The training loop: rounds, epochs, evaluation, checkpoints, and the end."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from bow.data import Deal
 from bow.data.stream import IndexedStream
 from bow.engines import Outcome
-from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError, SettingError
 from bow.interruption import Interruption
@@ -276,7 +276,7 @@ class TrainingLoop:
 
     def _deal(self) -> list[Deal]:
         self._dealt_from = self._context.stream.state_dict()
-        deals = self._dealing.deal(MAX_ROUNDS_TOGETHER if self._compiling is None else self._compiling.rounds_left)
+        deals = self._dealing.deal(sys.maxsize if self._compiling is None else self._compiling.rounds_to_switch)
         if not deals:
             self._dealt_from = None
         return deals
@@ -287,12 +287,13 @@ class TrainingLoop:
         try:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
-            stream, ended = self._context.stream, self._dealing.ended
+            is_undone, stream, ended = self._checkpoints.is_undone(error), self._context.stream, self._dealing.ended
             if ended and isinstance(stream, IndexedStream):  # rounds of the group before the one that failed
-                self._count_rounds(ended)
                 stream.step_back(sum(deal.num_samples for deal in deals) - sum(deal.num_samples for deal, _ in ended))
+                self._count_rounds(ended)
+                self._records.rounds()
                 self._dealt_from = stream.state_dict()
-            self._is_between = self._checkpoints.is_undone(error)
+            self._is_between = is_undone
             raise
         try:
             if self._dealing.ends_with(deals):

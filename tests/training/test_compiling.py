@@ -67,7 +67,7 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> list[Compiler]:
         started[-1].nice = nice
         return started[-1]
 
-    monkeypatch.setattr("bow.engines.loop.TOGETHER_S", 0.0)  # the process is asked after every round
+    monkeypatch.setattr("bow.engines.loop.MOST_S", 0.0)  # the process is asked after every round
     monkeypatch.setattr(module, "RegionProcess", start)
     monkeypatch.setattr(module, "expected_compile_s", lambda graph: 10.0)
     times_as_fast(monkeypatch, 2.0)
