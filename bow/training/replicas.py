@@ -276,7 +276,7 @@ class Replicas(nn.Module):
         return outcome.losses
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds, up to `loop.period` of them without a barrier in between.
+        """Run several rounds, up to `loop.period` of them at once.
 
         Args:
             batches: one entry per round, as for `round`.
