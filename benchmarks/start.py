@@ -186,7 +186,7 @@ def _train(contestant: str, name: str, rounds: int) -> dict[str, Any]:
             batch_size=batch,
             epochs=epochs,
             run=bow.Run(f"{folder}/run", progress=False),
-            callbacks=[FirstRound()],
+            callbacks=[FirstRound()] if rounds == FIRST_ROUNDS else [],  # else rounds run in groups
             **settings,  # type: ignore[arg-type]
         )
         seconds, used = perf_counter() - began, processor_s() - before

@@ -145,7 +145,9 @@ def _is_hooked_where_gradients_add_up(parameter: Any) -> bool:
     probe = torch.tensor(PROBE, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
     try:
         with torch.enable_grad():
-            torch.autograd.backward(parameter.view_as(parameter), probe)
+            total = parameter.view_as(parameter).sum()
+            # A given gradient would import sympy, which takes as long as everything else before the first round.
+            torch.autograd.backward(PROBE * (total.real if total.is_complex() else total))
         return parameter.grad is None or not torch.equal(parameter.grad, probe)
     except Exception:  # the hook's own
         return True
