@@ -17,7 +17,7 @@ from bow.errors import SettingError
 from bow.observe import Logger
 from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Independent, Synchroniser
-from bow.training.callbacks import check_callbacks
+from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checks import check_objects, check_step, check_sync, check_target
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
@@ -221,6 +221,12 @@ class TrainConfig:
     @property
     def is_per_round(self) -> bool:
         return isinstance(self.scheduler, PerRound)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something reads the learners after every round, so that rounds run one by one."""
+        reads = self.is_per_round or self.validation.ema is not None or Hooks(self.callbacks).listen("on_round_end")
+        return reads and self.task.dispatch == "fixed"
 
     @property
     def scheduler_factory(self) -> SchedulerFactory | None:

@@ -10,7 +10,6 @@ from bow.data import Deal
 from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
 from bow.training.batches import MAX_BYTES_TOGETHER, batches_in, num_bytes, redistribute
-from bow.training.callbacks import Hooks
 from bow.training.checks import changes_told
 from bow.training.context import RunContext
 from bow.training.evaluation import Evaluations
@@ -68,13 +67,12 @@ class Dealing:
     """Deals and runs groups of rounds that do not cross an epoch, a checkpoint or the end of the training."""
 
     def __init__(
-        self, context: RunContext, records: RunRecords, hooks: Hooks, agreement: Agreement, evaluations: Evaluations
+        self, context: RunContext, records: RunRecords, agreement: Agreement, evaluations: Evaluations
     ) -> None:
         self._context = context
         self._position = context.position
         self._replicas = context.replicas
-        self._is_watched = context.config.is_per_round or hooks.listen("on_round_end")
-        self._is_watched |= context.config.validation.ema is not None
+        self._is_watched = context.config.is_watched
         self._agreement = agreement
         self._evaluations = evaluations
         self._records = records
@@ -145,8 +143,8 @@ class Dealing:
 
     def _rounds_together(self) -> int:
         config = self._context.config
-        if self._is_watched and self._replicas.loop.settings.dispatch == "fixed":
-            return 1  # observers of a round must see the learners as it left them
+        if self._is_watched:
+            return 1
         limits = [self._replicas.loop.period]
         if config.steps is not None:
             limits.append(config.steps - self._position.round)

@@ -424,6 +424,7 @@ class ReplicasConfig:
     buffers: BufferPolicy
     example: Batch | None  # a batch of one learner, to predict memory from
     moving_average: bool = False  # whether one of the central model is kept as well
+    is_watched: bool = False  # whether rounds run one by one
     is_several: bool = False  # whether there are other devices: trials then use the training's code paths
 
     @functools.cached_property

@@ -61,7 +61,7 @@ class TrainingLoop:
         self._checkpoints = RunCheckpoints(context, self._records, self.state)
         self._agreement = Agreement(context.world)
         self._interruption = Interruption()
-        self._dealing = Dealing(context, self._records, hooks, self._agreement, self._evaluations)
+        self._dealing = Dealing(context, self._records, self._agreement, self._evaluations)
         self._watch: Watch | None = None
         self._compiling: CompilingBeside | None = None
         self._is_between = True  # the learners are as of the last round that was counted

@@ -315,6 +315,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         buffers=validation.buffers,
         example=None if config.step is not None else opened.example,
         moving_average=validation.ema is not None,
+        is_watched=config.is_watched,
     )
     placed = None
     if partition is not None:

@@ -144,7 +144,8 @@ class Trials:
         samples, began = 0, self._clock()
         signals = None if self._feed.stream is None else self._signals  # equal batches would show no noise
         while True:
-            deals = [self._feed.deal(replicas.learners) for _ in range(replicas.loop.period)]
+            rounds = 1 if self._config.is_watched else replicas.loop.period
+            deals = [self._feed.deal(replicas.learners) for _ in range(rounds)]
             replicas.rounds_at_once([batches for batches, _ in deals])
             samples += sum(count for _, count in deals)
             if signals is not None:

@@ -82,6 +82,23 @@ def test_learners_of_an_engine_are_kept_and_come_and_go(made: list[Trials], monk
     assert list(dict.fromkeys(learners for _, learners in ran)) == [1, 3, 2]
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_rounds_are_timed_one_by_one_where_the_training_runs_them_so(
+    made: list[Trials], monkeypatch: pytest.MonkeyPatch, is_watched: bool
+) -> None:
+    together: list[int] = []
+    original = Replicas.rounds_at_once
+
+    def noting(self: Replicas, batches: Any) -> Any:
+        together.append(len(batches))
+        return original(self, batches)
+
+    monkeypatch.setattr(Replicas, "rounds_at_once", noting)
+    monkeypatch.setattr("bow.engines.loop.MOST_S", 1e9)
+    assert measure(trials(made, is_watched=is_watched), "graph").failure is None
+    assert (max(together) == 1) == is_watched
+
+
 @pytest.mark.parametrize("most_held", [0, 2**40])
 def test_learners_of_other_engines_are_let_go_where_they_hold_much(
     made: list[Trials], monkeypatch: pytest.MonkeyPatch, most_held: int
