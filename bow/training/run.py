@@ -105,7 +105,7 @@ class TrainingLoop:
         return self._checkpoints.resume_hint
 
     def stop(self) -> None:
-        """End the training after this round; with `dispatch="first_come"`, after its group of rounds.
+        """End the training after this round, or after its group if several run at once.
 
         With several devices, a call on one suffices, and all end after the same round, slightly later.
         """
