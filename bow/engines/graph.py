@@ -56,7 +56,6 @@ class Graph(AheadRunner):
         self._jobs = GraphJobs(context, self.tasks)
         self._failed: str | None = None  # why it runs in eager from now on
         self._alone_s: float | None = None  # of the task that a live check just ran alone
-        self._is_timed_alone = False  # whether the round after it was timed by itself, and no group of rounds since
         self._running: GraphRound | None = None  # the job of this round
         self._in_one_pass = False  # whether the executors would have stepped, if there had been a job for this round
         self._step_state: StepState | None = None
@@ -196,13 +195,8 @@ class Graph(AheadRunner):
         seed, places = self.context.task_seed, itertools.product(range(len(batches)), range(len(self.group)))
         seeds = [seed(learner, ahead) for ahead, learner in places] if job.is_random else []
         job.feed_turns(turns, seeds, due, self.context.sync.follows(self.group.num_all))
-        self._replayed, began = Stacked(batches[-1]), time.perf_counter()
-        outcomes = job.run_rounds(self._jobs.team)
-        if (speedup := self.context.log.parallel_speedup) is not None and self._is_timed_alone and outcomes:
-            alone_s, _ = speedup.times.pop()
-            speedup.times.append((alone_s, (time.perf_counter() - began) / len(outcomes)))
-            self._is_timed_alone = False
-        return outcomes
+        self._replayed = Stacked(batches[-1])
+        return job.run_rounds(self._jobs.team)
 
     def _finish_first(self, period: Period, under_way: dict[Learn, tuple[int, GraphRound]]) -> Learn:
         """Wait for the first executor to finish; step the learner whose task it ran, if it steps alone."""
@@ -227,7 +221,6 @@ class Graph(AheadRunner):
             log = self.context.log
             log.parallel_speedup = log.parallel_speedup or ParallelSpeedup(len(self.group), ready.groups.count)
             log.parallel_speedup.times.append((alone_s, time.perf_counter() - began))
-            self._is_timed_alone = True
         self._record(ready)
         return outcome
 

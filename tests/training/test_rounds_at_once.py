@@ -297,27 +297,6 @@ def test_other_data_are_taken_round_by_round(
     assert not groups
 
 
-def test_the_gain_of_several_learners_is_measured_in_groups(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds, seen = Graph.rounds, []
-
-    def noting(self: Graph, *given: Any) -> list[Outcome]:
-        speedup = self.context.log.parallel_speedup
-        assert speedup is not None
-        before = list(speedup.times)
-        outcomes = rounds(self, *given)
-        seen.append((before, list(speedup.times)))
-        return outcomes
-
-    monkeypatch.setattr(Graph, "rounds", noting)
-    monkeypatch.setattr("bow.engines.loop.MOST_S", 1e9)
-    train("run", linear())
-    changed = [(before, after) for before, after in seen if before != after]
-    assert changed
-    for (*before, (alone_s, _)), after in changed:
-        assert after[:-1] == before
-        assert after[-1][0] == alone_s
-
-
 def test_callbacks_of_rounds_see_each_round(train: Train, groups: list[int]) -> None:
     seen: list[int] = []
 
