@@ -427,6 +427,7 @@ class Job : public Work {
     turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(due), std::move(results)};
     turns_.finite.assign(learners_.size(), 1);
     rows_->follows = follows;
+    begin_turn();
     for (Learner& own : learners_) own.outcome->active = true;
   }
 
@@ -456,7 +457,6 @@ class Job : public Work {
     const size_t first = turns_.next;
     bool goes_on = true;
     try {
-      begin_turn();
       while (goes_on && (turns_.next == first || now_ns() - began < kPartNs)) {
         execution().begin(false);
         execution().run_lane(0, nullptr);
@@ -473,10 +473,7 @@ class Job : public Work {
 
   // Run all turns on all lanes, up to one that fails before it has changed anything: to run it again tells why.
   void run_turns(TorchTeam& team) {
-    const int64_t began = now_ns();
-    begin_turn();
     team.run_turns(execution());
-    turn_ns_ = (now_ns() - began) / std::max<int64_t>(1, static_cast<int64_t>(turns_.next));
     if (has_committed()) raise_failure();
   }
 

@@ -225,7 +225,8 @@ class TensorSamples:
         return self._tree([function(leaf) for leaf in self.leaves])
 
     def gather(self, indices: Tensor) -> Batch:
-        return self.map(lambda leaf: leaf.index_select(0, indices))
+        numbers, shape = indices.reshape(-1), indices.shape
+        return self.map(lambda leaf: leaf.index_select(0, numbers).view(*shape, *leaf.shape[1:]))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in order, as copies: a model may modify its input in place."""
@@ -258,7 +259,7 @@ def _check_leaves(leaves: list[Tensor]) -> None:
 
 
 # `gather(source, indices, out)`: `out[i] = source[indices[i]]`
-Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], object]
+Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Indexed:
@@ -279,7 +280,7 @@ class Indexed:
         return self.samples.map(take)
 
     def gathered(self) -> Batch:
-        return self.gather(lambda source, numbers, out: torch.index_select(source, 0, numbers, out=out))
+        return self.samples.gather(self.indices)
 
 
 register_pytree_node(

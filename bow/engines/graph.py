@@ -43,7 +43,8 @@ class Graph(AheadRunner):
     # a schedule every learner has a group of executors. Models that cannot be captured run in `eager`, and so do rounds
     # with rare batch shapes.
 
-    name, gathers = "graph", True
+    name = "graph"
+    gathers = True
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
@@ -332,7 +333,7 @@ class ReadyTurns:
 
     def run_with(self, others: "Sequence[ReadyTurns]") -> None:
         several = (self, *others)
-        GraphRound.run_turns(self.team, [job for each in several for job in each.jobs if job is not None])
+        GraphRound.take_turns(self.team, [job for each in several for job in each.jobs if job is not None])
 
     def collect(self) -> list[Turns | None]:
         group, offload = self.context.group, self.context.settings.offload

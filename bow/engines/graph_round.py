@@ -204,7 +204,7 @@ class GraphRound:
         return outcomes
 
     @staticmethod
-    def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
+    def take_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
         """Run each learner's turns on whichever executor is free, and wait for all."""
         team.take_turns([each._builder.job for each in rounds])
 
@@ -231,7 +231,7 @@ class GraphRound:
         if node < 0:
             raise error
         program = self._builder.copy_of(node)
-        if program is not None and self._builder.labels[node].operator is None:
+        if program is not None and self._builder.labels[node].category == "region":
             # A compiled region hides its operators: run them one by one to find the one that fails.
             job, graph = self._builder.job, program.graph
             with torch.no_grad():

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
     from bow.graph import StepGraph
 
-# Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
+# Limit of first-come rounds passed to an engine at once, so that not all batches of an epoch are in memory.
 MAX_ROUNDS_TOGETHER = 64
-MOST_ROUNDS, MOST_S = 256, 0.05  # limits of rounds that run without Python between them, and of their seconds
+GROUP_ROUNDS, GROUP_S = 256, 0.05  # limits of rounds that run without Python between them, and of their seconds
 
 
 class Loop(abc.ABC):
     """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
 
     brings_batches = False  # whether the loop gathers samples itself, and copies batches to its device
-    resides = False  # whether it is given samples that are still to be gathered
+    takes_indices = False  # whether full rounds come as indices of samples, and may run in groups
 
     def __init__(self, context: RoundContext, name: str, *, keeps_step: bool) -> None:
         self.context = context
@@ -224,9 +224,9 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        if self.resides and self.context.log.spans is None:
-            most = min(int(MOST_S / self._round_s), MOST_ROUNDS)
-            return max(1, min(most, self.runner.most_turns)) if most > 1 else 1
+        if self.takes_indices:
+            most = min(int(GROUP_S / self._round_s), GROUP_ROUNDS)
+            return max(1, min(most, self.most_turns)) if most > 1 else 1
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
@@ -235,8 +235,9 @@ class RoundLoop(Loop):
         self.ended = []
         while left := batches[len(self.ended) :]:
             period = self.period if len(left) > 1 else 1
-            together = self._rounds_at_once if self.settings.dispatch == "fixed" else self._rounds_ahead
-            self.ended += (together(left[:period]) if period > 1 else []) or [self.round(left[0])]
+            together = self._rounds_in_group if self.settings.dispatch == "fixed" else self._rounds_ahead
+            if period == 1 or not together(left[:period]):
+                self.ended.append(self.round(left[0]))
         return self.ended
 
     @torch.no_grad()
@@ -321,39 +322,42 @@ class RoundLoop(Loop):
         context.log.round_index += 1
 
     @torch.no_grad()
-    def _rounds_at_once(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Run rounds without Python between them, as far as they go well; return the last one's outcome."""
+    def _rounds_in_group(self, batches: Sequence[Batches]) -> bool:
+        """Run rounds without Python between them, as far as they go well; return whether there was one."""
         context = self.context
         context.restarts.observe_learning_rate()
-        began, first, full = time.perf_counter(), context.round_index, list[Indexed]()
-        for each in batches:  # a short round, which is the last, has a list of batches
-            if isinstance(each, Stacked) and isinstance(each.value, Indexed):
-                full.append(each.value)
+        began, first = time.perf_counter(), context.round_index
+        full: list[Indexed] = []
+        for each in batches:
+            if not (isinstance(each, Stacked) and isinstance(each.value, Indexed)):
+                break  # a short round, which is the last
+            full.append(each.value)
         due = [context.averaging.due(index) for index in range(first, first + len(full))]
         if any(due) and self.sync.restarts_on_drop and context.restarts.drop.pending:
-            return []
+            return False
         with Uninterrupted():
             self.is_undone = False
             outcomes = self.runner.rounds(full, due)
             if not outcomes:
-                return []
-            self.ended += outcomes[:-1]
-            if outcomes[1:]:
-                context.restarts.count_healthy()
-            context.log.round_index += len(outcomes) - 1
+                return False
+            for outcome in outcomes[:-1]:
+                context.restarts.count(outcome, context.round_index)
+                context.log.round_index += 1
+                self.ended.append(outcome)
             self._end_round(outcomes[-1], due[len(outcomes) - 1])
+            self.ended.append(outcomes[-1])
         self._round_s = (time.perf_counter() - began) / len(outcomes)
-        return outcomes[-1:]
+        return True
 
     @torch.no_grad()
-    def _rounds_ahead(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Run those of these rounds that need no barrier between them; return [] unless there are several."""
+    def _rounds_ahead(self, batches: Sequence[Batches]) -> bool:
+        """Run those of these rounds that need no barrier between them, if there are several; return whether."""
         runner = self.runner
         if len(batches) == 1 or not isinstance(runner, AheadRunner):
-            return []
+            return False
         batches = batches[: runner.num_ahead(batches)]
         if len(batches) < 2:
-            return []
+            return False
         context = self.context
         due = context.averaging.due(context.round_index + len(batches) - 1)
         self.is_undone = False
@@ -366,12 +370,14 @@ class RoundLoop(Loop):
             for outcome in outcomes[:-1] if due else outcomes:
                 context.restarts.count(outcome, context.round_index)
                 context.log.round_index += 1
+                self.ended.append(outcome)
             if due:
                 # All learning tasks have ended, and none of this round has stepped: every w_j is what it was before.
                 context.averaging.begin(due)
                 self._step(outcomes[-1], due)
                 self._end_round(outcomes[-1], due)
-        return outcomes
+                self.ended.append(outcomes[-1])
+        return True
 
 
 def before_step(context: RoundContext, outcome: Outcome, due: bool) -> list[bool]:

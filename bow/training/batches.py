@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bow.data import Batch, BatchStream, Deal, Indexed, batch_length, open_stream
+from bow.data import Batch, BatchStream, Deal, batch_length, open_stream
 from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
 from bow.engines import Batches, Loop, Stacked
@@ -139,12 +139,12 @@ class RoundBatches:
         return taken
 
     def reside(self, stream: BatchStream) -> bool:
-        """Store a stream's samples on the device, if they are tensors and take at most a quarter of its free memory."""
+        """Let a stream of tensors deal indices of samples on the device; on a GPU they take at most a quarter of it."""
         if not self._loop.brings_batches:
             return False
         room_bytes = sys.maxsize if self._streams is None else self._streams.free_bytes() // DATA_SHARE
-        self._loop.resides = stream.reside(self._group.device, room_bytes)
-        return self._loop.resides
+        self._loop.takes_indices = stream.reside(self._group.device, room_bytes)
+        return self._loop.takes_indices
 
     def _on_device(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         learners = len(self._group)
@@ -179,6 +179,4 @@ class RoundBatches:
 
 
 def num_bytes(batches: Any) -> int:
-    if isinstance(batches, Indexed):
-        return batches.indices.nbytes
     return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))

@@ -77,7 +77,7 @@ class Dealing:
         self._evaluations = evaluations
         self._records = records
         self._looks = context.world.leads
-        self.ended: list[tuple[Deal, Outcome]] = []  # of the last group, whose next round failed
+        self.ended: list[tuple[Deal, Outcome]] = []  # of the last group, also if its next round failed
 
     @property
     def is_over(self) -> bool:
@@ -130,7 +130,7 @@ class Dealing:
                 break
             except Exception as error:
                 ended, loop = left[: self._replicas.rounds - before], self._replicas.loop
-                known = loop.ended[: len(ended)] if loop.resides else []
+                known = loop.ended[: len(ended)]  # none on devices with streams
                 ran += zip(ended, known, strict=False)
                 if watch is None or learners == 1 or not isinstance(error, DeviceMemoryError):
                     raise
@@ -152,6 +152,6 @@ class Dealing:
             limits.append(config.run.checkpoint_every - self._position.round % config.run.checkpoint_every)
         if not self._context.world.is_one:
             limits.append(self._agreement.next_round - self._position.round)
-        if not self._context.world.is_one or self._replicas.loop.resides:
+        if not self._context.world.is_one or self._replicas.loop.settings.dispatch == "fixed":
             limits.append(self._evaluations.rounds_left())
         return min(limits)

@@ -349,7 +349,7 @@ class Evaluations:
         if every >= 1 or context.evaluate is None or per_epoch is None:
             return sys.maxsize
         if batch is None:
-            return 1
+            return sys.maxsize if context.world.is_one else 1
         left = (self._shares() + 1 - ROUNDING) * every * per_epoch - self._position.samples
         return max(1, math.ceil(left / (batch * context.replicas.group.num_all)))
 

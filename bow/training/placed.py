@@ -100,7 +100,6 @@ class PartitionRounds:
 
     period = 1
     num_restarts = 0
-    resides = False
     ended: Sequence[Outcome] = ()
 
     def __init__(

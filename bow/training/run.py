@@ -288,11 +288,11 @@ class TrainingLoop:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
             is_undone, stream, ended = self._checkpoints.is_undone(error), self._context.stream, self._dealing.ended
-            if ended and isinstance(stream, IndexedStream):  # rounds of the group before the one that failed
+            # Rounds of the group before the one that failed.
+            if ended and self._world.is_one and isinstance(stream, IndexedStream):
                 stream.step_back(sum(deal.num_samples for deal in deals) - sum(deal.num_samples for deal, _ in ended))
                 self._count_rounds(ended)
                 self._records.rounds()
-                self._dealt_from = stream.state_dict()
             self._is_between = is_undone
             raise
         try:

@@ -21,8 +21,10 @@ class Mixing : public bow::Work {
   std::atomic<int> num_committed{0};
 
   void run_node(int node) override {
-    if (node == failing_) throw std::runtime_error("as planned");
-    if (node == stopping_) execution->stop();
+    if (num_turns == acting_turn) {
+      if (node == failing_) throw std::runtime_error("as planned");
+      if (node == stopping_) execution->stop();
+    }
     if (is_commit(node)) {
       uint64_t sum = 0;  // reads what every lane has written: nothing may still be running
       for (uint64_t value : values_) sum += value;
@@ -38,12 +40,13 @@ class Mixing : public bow::Work {
     if (execution->stopped()) return false;
     if (!equals_sequential()) differs = true;
     if (++num_turns == kTurns) return false;
+    if (num_turns == throwing_turn) throw std::runtime_error("as planned");
     values_.assign(values_.size(), 0);
     return true;
   }
 
   static constexpr int kTurns = 5;
-  int num_turns = 0;
+  int num_turns = 0, acting_turn = 0, throwing_turn = -1;  // in which a node fails or stops; before which nothing goes on
   bool differs = false;
 
   bool skips(int node) const override { return node % 11 == 7 && !is_commit(node); }
@@ -162,11 +165,13 @@ int main(int argc, char** argv) {
     }
     if (!plan.is_dynamic()) {
       work.clear();
+      work.acting_turn = static_cast<int>(random() % work.kTurns);
+      work.throwing_turn = random() % 10 == 0 ? 1 + static_cast<int>(random() % (work.kTurns - 1)) : -1;
       team.run_turns(execution);
       const bool ends = execution.error() != nullptr || execution.stopped();
       const int each = plan.commit.empty() ? 0 : plan.num_lanes;
       if (work.differs) return std::printf("graph %d differs in a turn\n", i), 1;
-      if (ends ? !fails && !stops : work.num_turns != work.kTurns || work.num_committed != work.kTurns * each) {
+      if (ends ? !fails && !stops && work.throwing_turn < 0 : work.num_turns != work.kTurns || work.num_committed != work.kTurns * each) {
         return std::printf("graph %d ended after %d turns\n", i, work.num_turns), 1;
       }
     }

@@ -67,7 +67,7 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> list[Compiler]:
         started[-1].nice = nice
         return started[-1]
 
-    monkeypatch.setattr("bow.engines.loop.MOST_S", 0.0)  # the process is asked after every round
+    monkeypatch.setattr("bow.engines.loop.GROUP_S", 0.0)  # the process is asked after every round
     monkeypatch.setattr(module, "RegionProcess", start)
     monkeypatch.setattr(module, "expected_compile_s", lambda graph: 10.0)
     times_as_fast(monkeypatch, 2.0)
@@ -152,7 +152,7 @@ def test_a_resumed_training_switches_after_the_same_round(
         if int(path.stem.removeprefix("round_")) > at:
             path.unlink()
     (copy / "model.safetensors").unlink()
-    monkeypatch.setattr("bow.engines.loop.MOST_S", 1e9)  # a group would run beyond the switch
+    monkeypatch.setattr("bow.engines.loop.GROUP_S", 1e9)  # a group would run beyond the switch
     resumed = train("copy", resume="auto", checkpoint_every=4)
     assert [each.nice for each in compilers] == ([19, 0] if at < 10 else [19])  # the second one is waited for
     assert resumed.engine == "graph (compiled)"

@@ -94,7 +94,7 @@ def test_rounds_are_timed_one_by_one_where_the_training_runs_them_so(
         return original(self, batches)
 
     monkeypatch.setattr(Replicas, "rounds_at_once", noting)
-    monkeypatch.setattr("bow.engines.loop.MOST_S", 1e9)
+    monkeypatch.setattr("bow.engines.loop.GROUP_S", 1e9)
     assert measure(trials(made, is_watched=is_watched), "graph").failure is None
     assert (max(together) == 1) == is_watched
 
