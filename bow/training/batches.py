@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bow.data import Batch, BatchStream, Deal, batch_length, open_stream
+from bow.data import Batch, BatchStream, Deal, Indexed, batch_length, open_stream
 from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
 from bow.engines import Batches, Loop, Stacked
@@ -179,4 +179,6 @@ class RoundBatches:
 
 
 def num_bytes(batches: Any) -> int:
+    if isinstance(batches, Indexed):  # for speed alone
+        return batches.indices.nbytes
     return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
