@@ -108,8 +108,10 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 
 def memory_order(parameter: Tensor) -> tuple[int, ...]:
     """Return dimensions from the slowest to the fastest; logical order if the memory has gaps or overlaps."""
-    strides = parameter.stride()
-    order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], d)))
+    # Of equal strides, the dimension of size 1 is the faster one: a convolution of one channel stays in channels_last,
+    # which decides on the kernels of what follows.
+    strides, shape = parameter.stride(), parameter.shape
+    order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], shape[d] == 1, d)))
     dense = parameter.permute(order).is_contiguous()
     return order if dense else tuple(range(parameter.dim()))
 

@@ -85,6 +85,16 @@ def test_results_are_equal_to_rounding() -> None:
     assert not plain.learner(0)[0].weight.is_contiguous(memory_format=Last)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 3, 3), (4, 3, 1, 1), (4, 1, 1, 1), (1, 3, 3, 3)])
+@pytest.mark.parametrize("memory_format", [Last, torch.contiguous_format])
+def test_a_convolution_of_one_channel_keeps_the_order_that_kernels_are_chosen_by(
+    shape: tuple[int, ...], memory_format: torch.memory_format
+) -> None:
+    model = nn.ParameterList([torch.randn(shape)]).to(memory_format=memory_format)
+    learner = MemberGroup(model, torch.optim.SGD, 1, torch.device("cpu")).learners[0]
+    assert learner.module[0].stride() == model[0].stride()
+
+
 def test_rows_of_members_have_the_order_too() -> None:
     group = MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), "channels_last")
     assert group.learners[0].module[0].weight.is_contiguous(memory_format=Last)
