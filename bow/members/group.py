@@ -133,7 +133,7 @@ class MemberGroup(LearnerGroup):
 
     @torch.no_grad()
     def load_state_of(self, row: int, state: dict[str, Any]) -> None:
-        if (problem := other_order(state, self.layout.memory_order)) is not None:
+        if (problem := other_order(state, self.layout)) is not None:
             raise CheckpointError(problem)
         module = self.learners[row].module
         self.matrix.weights_of(row).copy_(state["weights"])

@@ -116,10 +116,16 @@ def memory_order(parameter: Tensor) -> tuple[int, ...]:
     return order if dense else tuple(range(parameter.dim()))
 
 
-def other_order(state: Mapping[str, Any], own: Mapping[str, list[int]]) -> str | None:
+def other_order(state: Mapping[str, Any], layout: ParameterLayout) -> str | None:
     """Return a message why rows of a state with another memory order cannot be loaded; None if they can."""
+    own = layout.memory_order
     was: Mapping[str, list[int]] = state.get(MEMORY_ORDER, own)  # states of earlier versions do not store it
-    name = next((name for name in (*was, *own) if was.get(name) != own.get(name)), None)
+    usual = {slot.names[0]: list(range(len(slot.shape))) for slot in layout.slots}
+
+    def in_memory(slot: Slot, orders: Mapping[str, list[int]]) -> list[int]:  # a dimension of size 1 may be anywhere
+        return [d for d in {**usual, **orders}[slot.names[0]] if slot.shape[d] > 1]
+
+    name = next((slot.names[0] for slot in layout.slots if in_memory(slot, was) != in_memory(slot, own)), None)
     if name is None:
         return None
     before, now = (order.get(name, "the usual one") for order in (was, own))

@@ -10,7 +10,7 @@ from bow.cluster import World
 from bow.engines import Loop
 from bow.errors import BowError, CheckpointError, reason
 from bow.replicas import LearnerGroup
-from bow.replicas.layout import MEMORY_ORDER, other_order
+from bow.replicas.layout import MEMORY_ORDER, ParameterLayout, other_order
 from bow.sync import Timing
 
 STATE_VERSION = 2
@@ -37,6 +37,7 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
         return None
     return {
         **_identity(group, loop),
+        MEMORY_ORDER: group.layout.memory_order,
         "round": loop.round_index,
         "restarts": restarts,
         "drop": vars(loop.context.restarts.drop).copy(),
@@ -49,7 +50,7 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
 def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None, learners: int | None) -> None:
     """Restore rank 0's state, with `learners` on this device; None: as many as it had, or an even share."""
     world = group.world
-    problem = None if state is None else _mismatch(state, _identity(group, loop))
+    problem = None if state is None else _mismatch(state, _identity(group, loop), group.layout)
     outline: dict[str, Any] = {}
     if state is not None and not problem:
         outline = {**{name: state[name] for name in ("round", "restarts", "drop")}, "engines": state.get("engines")}
@@ -76,25 +77,21 @@ def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
         "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
         "optimizer": type(group.optimizer.optimizer).__name__,
         "sync": loop.sync.kind,
-        MEMORY_ORDER: layout.memory_order,
     }
 
 
-def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
+def _mismatch(state: Any, identity: Mapping[str, Any], layout: ParameterLayout) -> str | None:
     if not isinstance(state, Mapping):
         return f"the state to resume from must be a result of training_state(), got {type(state).__name__}"
     if "strategy" in state:
         return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
     for part, own in identity.items():
-        if part == MEMORY_ORDER:
-            if (problem := other_order(state, own)) is not None:
-                return problem
-        elif state.get(part) != own:
+        if state.get(part) != own:
             return (
                 f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
                 f"resume with the same {part}"
             )
-    return None
+    return other_order(state, layout)
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:

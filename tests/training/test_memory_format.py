@@ -123,6 +123,17 @@ def test_a_state_of_an_earlier_version_has_the_models_own_order() -> None:
     assert_equal_models(resumed.central, before.central)
 
 
+def test_where_a_dimension_of_size_1_lies_does_not_matter() -> None:
+    def grey() -> Replicas:
+        return Replicas(nn.Conv2d(1, 4, 3).to(memory_format=Last), LOSS, learners=2, device="cpu")
+
+    before, resumed = grey(), grey()
+    state = before.training_state()
+    assert state["memory_order"] == {"weight": [0, 2, 3, 1]}
+    resumed.load_training_state(state | {"memory_order": {"weight": [0, 2, 1, 3]}})  # as earlier versions have it
+    assert torch.equal(resumed.W, before.W)
+
+
 def test_a_members_state_of_another_order_is_refused() -> None:
     def group(memory_format: str | None) -> MemberGroup:
         return MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), memory_format)
