@@ -139,7 +139,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         model,
         arguments["optimizer"],
         arguments["sync"],
-        learners=choose_learners(place, model, len(inputs), size) if learners == "auto" else learners,
+        learners=choose_learners(place, len(inputs), size) if learners == "auto" else learners,
         engine=engine,
         place=place,
         saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], wanted.precision),

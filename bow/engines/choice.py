@@ -3,9 +3,8 @@
 * Engine: `graph` on a GPU (not measured yet), and on a CPU where the native runtime is built (which takes half a
   minute); otherwise `eager`. Also `eager` if fewer than 100 rounds are known to come: capturing takes 0.13 to 0.8 s and
   saves 0.6 to 23 ms a round, which pays after 15 (LeNet) to 210 rounds (logistic regression).
-* Learners: 8 on a GPU. On a CPU one per core; two per core for a tiny model; one if a step fills the cores: large
-  products whose weights are used a few times, so that passing over the rows of all learners takes longer than the
-  arithmetic. Never more than leave 25 rounds in an epoch.
+* Learners: 8 on a GPU, one per core on a CPU. More per core pay for logistic regression alone, and
+  models of 20 million weights still gain by one per core. Never more than leave 25 rounds in an epoch.
 
 `benchmarks/results/engines.md` has throughputs by engine; `python -m benchmarks start` times whole trainings.
 """
@@ -13,13 +12,12 @@
 from pkgutil import resolve_name
 
 import torch
-from torch import nn
 
 from bow.devices import StreamDevice, available_cores
 from bow.engines.loop import Loop, RoundLoop
 from bow.engines.outcome import LearningConfig
 from bow.errors import SettingError
-from bow.replicas import LearnerGroup, num_trainable
+from bow.replicas import LearnerGroup
 from bow.runtime.loading import is_built
 from bow.sync import Synchroniser
 
@@ -42,9 +40,6 @@ STREAM_ENGINES = {
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
 GRAPH_ROUNDS = 100
-TINY_PARAMETERS = 50_000
-CORE_FILLING_PARAMETERS = 1_000_000
-REUSING = nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding  # layers that reuse weights
 
 
 def make_engine(
@@ -71,15 +66,11 @@ def choose_engine(rounds: int | None, device: torch.device) -> str:
 
 
 def choose_learners(
-    place: torch.device | StreamDevice, model: nn.Module, samples_per_epoch: int | None, batch_size: int | None
+    place: torch.device | StreamDevice, samples_per_epoch: int | None = None, batch_size: int | None = None
 ) -> int:
     """Resolve `learners="auto"`."""
-    wanted = LEARNERS_CUDA
-    if isinstance(place, torch.device) and place.type == "cpu":
-        wanted = len(available_cores())
-        if not any(isinstance(module, REUSING) for module in model.modules()):
-            parameters = num_trainable(model)
-            wanted = 1 if parameters >= CORE_FILLING_PARAMETERS else wanted * (1 + (parameters <= TINY_PARAMETERS))
+    is_cpu = isinstance(place, torch.device) and place.type == "cpu"
+    wanted = len(available_cores()) if is_cpu else LEARNERS_CUDA
     if samples_per_epoch is None or batch_size is None:
         return wanted
     return max(1, min(wanted, samples_per_epoch // (batch_size * MIN_ROUNDS_PER_EPOCH)))

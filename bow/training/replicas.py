@@ -161,7 +161,7 @@ class Replicas(nn.Module):
             streams = cuda_device(self.device)
         place = self.device if streams is None else streams
         is_auto = learners == "auto"
-        count = choose_learners(place, template, None, None) if is_auto else whole("learners", learners, also='"auto"')
+        count = choose_learners(place) if is_auto else whole("learners", learners, also='"auto"')
         if world.is_one:
             sync.check(count)
         chosen = engine_for(engine, settings.rounds, place, is_one=count == 1 and world.is_one)

@@ -297,7 +297,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         )
     rule = learners
     if rule == "auto":
-        rule = choose_learners(device, template, stream.samples_per_epoch, stream.batch_size)
+        rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size)
     check_round(stream, rule)
     most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
     check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)

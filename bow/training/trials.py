@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from bow.devices import StreamDevice, available_cores, num_threads, share_cores
-from bow.engines.choice import TINY_PARAMETERS
 from bow.engines.config import MemoryFormat
 from bow.engines.offload import OFFLOADING
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
@@ -203,7 +202,7 @@ MOST_PER_CORE = 4  # most learners per core: beyond one, they only save overhead
 MOST_CPU, MOST_CUDA = 8, 64  # upper limits of learners to try: on a CPU more if it has many cores
 FUSED_COMPILE_S = 12.0
 COMPILE_S = 20.0  # approximate time to compile a learning task with `torch.compile`
-FUSED_GAIN = 1.2  # expected speed-up by engine `fused` for models of up to `TINY_PARAMETERS`; none for larger ones
+FUSED_GAIN, TINY_PARAMETERS = 1.2, 50_000  # expected speed-up by engine `fused`, for models of up to so many parameters
 # Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows.
 UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
 

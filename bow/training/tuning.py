@@ -56,7 +56,7 @@ UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
 SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
 CLEAR_LOSS = 10.0  # at once if in a single turn they take longer than this
 SPINNING_S = 0.1  # limit of the measurement
-RECIPE = 6  # version of what a calibration tries: invalidates choices of earlier versions
+RECIPE = 7  # version of what a calibration tries: invalidates choices of earlier versions
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from bow.engines import ENGINES, STREAM_ENGINES, check_device, choice, choose_engine, choose_learners
 from bow.errors import SettingError
@@ -43,26 +42,14 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "available_cores", lambda: list(range(6)))
 
 
-CONVOLUTIONS = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Linear(1_000, 1_000))
-
-
-@pytest.mark.parametrize(
-    ("model", "learners"),
-    [
-        (CONVOLUTIONS, 6),
-        (nn.Linear(300, 1_000), 6),
-        (nn.Linear(784, 10), 12),  # a round around it takes as long as a learning task
-        (nn.Linear(1_000, 1_000), 1),  # a step fills the cores
-    ],
-)
 @pytest.mark.usefixtures("cores")
-def test_there_are_as_many_learners_as_cores(model: nn.Module, learners: int) -> None:
-    assert choose_learners(CPU, model, None, None) == learners
+def test_there_are_as_many_learners_as_cores() -> None:
+    assert choose_learners(CPU) == 6
+    assert choose_learners(CUDA) == 8
 
 
 @pytest.mark.usefixtures("cores")
 def test_learners_leave_enough_rounds_in_an_epoch() -> None:
-    assert choose_learners(CUDA, CONVOLUTIONS, None, None) == 8
-    assert choose_learners(CPU, CONVOLUTIONS, 60_000, 16) == 6
-    assert choose_learners(CPU, CONVOLUTIONS, 1_000, 16) == 2
-    assert choose_learners(CPU, CONVOLUTIONS, 100, 16) == 1
+    assert choose_learners(CPU, 60_000, 16) == 6
+    assert choose_learners(CPU, 1_000, 16) == 2
+    assert choose_learners(CPU, 100, 16) == 1

@@ -18,6 +18,12 @@ from tests.training.blueprints import Data, Iterated, Train
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of learners where memory sets no limit."""
+    monkeypatch.setattr("bow.engines.choice.available_cores", lambda: [0, 1, 2, 3])
+
+
 def room_for(learners: int, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with memory for so many learners and no more."""
     need = MemoryBudget(CPU, model, DEFAULT_OPTIMIZER, DEFAULT_SYNC, "eager").need(learners)

@@ -299,7 +299,7 @@ def test_auto_is_the_rule_of_thumb(built: bool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("bow.engines.choice.is_built", lambda: built)
     monkeypatch.setattr("bow.engines.choice.available_cores", lambda: [0, 1])
     trained = replicas("auto", engine="auto")
-    assert trained.learners == 4  # of a tiny model, twice as many as cores
+    assert trained.learners == 2
     assert trained.engine == ("graph" if built else "eager")
 
 

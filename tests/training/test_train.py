@@ -365,7 +365,7 @@ def test_dropout_is_reproducible_and_depends_on_the_seed(train: Train, data: Dat
 def test_auto_learners_leave_25_rounds_an_epoch(
     train: Train, model: nn.Module, samples: int, learners: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.engines.choice.available_cores", lambda: [0, 1])
+    monkeypatch.setattr("bow.engines.choice.available_cores", lambda: [0, 1, 2, 3])
     data = (torch.randn(samples, 5), torch.randint(0, 3, (samples,)))
     result = train(model, data, learners="auto", batch_size=16, callbacks=[Behind(lambda run: run.stop())])
     assert result.learners == learners
