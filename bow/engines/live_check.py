@@ -49,9 +49,6 @@ NOISE, NOISY_RUNS, SPREADS = 4, 8, 4
 # effect of rounding that is a larger part is measured again on each batch.
 REPEATED = 1e-3
 
-# Initial value of the usual time between two rounds, of which at most twice counts as training: the rest is a pause.
-FIRST_GAP_S = 60.0
-
 GRADIENT = "the gradient of "  # what the names of these parts begin with
 
 MAX_UNDONE_BYTES = 2**26  # tensors other than buffers are saved and restored up to this size
@@ -98,7 +95,7 @@ class LiveCheck:
         self._was_compared = False  # since the last capture
         self._num_checks = 0
         self._known: dict[str, float] = {}  # by part, the relative effect of rounding as last measured
-        self._seen, self._gap_s = time.perf_counter(), FIRST_GAP_S
+        self._seen, self._gap_s = time.perf_counter(), 0.0
         self._trained_s = self._trained_at_last_s = 0.0
         self._spent_s = self._last_s = 0.0
         self._written: list[Tensor] | None = None
@@ -130,9 +127,9 @@ class LiveCheck:
 
     def _count_time(self) -> None:
         now = time.perf_counter()
-        gap_s = min(now - self._seen, 2 * self._gap_s)
-        self._trained_s += gap_s
-        self._seen, self._gap_s = now, max(gap_s, 0.9 * self._gap_s)
+        gap_s = now - self._seen
+        self._trained_s += min(gap_s, 2 * self._gap_s)  # what is longer than twice the last one is a pause
+        self._seen, self._gap_s = now, gap_s
 
     def rounds_before(self, round_index: int) -> int:
         """Return how many rounds from this one on need no check; checks that are due by time can wait for them."""

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.devices import available_cores
+from bow.engines import live_check
 from bow.engines.live_check import Expected, LiveCheck
 from bow.engines.outcome import ParallelSpeedup
 from bow.testing import FakeDevice
@@ -554,3 +556,29 @@ def test_learners_that_are_added_behind_the_last_round_are_not_checked() -> None
     replicas.round(round_of(0))
     replicas.resize(len(round_of(0)) + 1)
     replicas.export()
+
+
+def test_pauses_between_rounds_are_no_time_that_allows_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+
+    def perf_counter() -> float:
+        nonlocal seconds
+        seconds += 0.01
+        return seconds
+
+    monkeypatch.setattr(live_check, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(live_check, "FREE_CHECKS_S", 0.0)
+    replicas = training("graph", loss=cross_entropy)
+    live = replicas.loop.runner.live  # type: ignore[attr-defined]
+
+    def checks_in(rounds: int, pause_s: float = 0.0, every: int = 1) -> int:
+        nonlocal seconds
+        before = live._num_checks
+        for index in range(rounds):
+            seconds += pause_s if index % every == 0 else 0.0
+            replicas.round(round_of(0))
+        return int(live._num_checks - before)
+
+    assert checks_in(8) == 4  # in rounds 1, 2, 4 and 8
+    assert checks_in(40, pause_s=10.0, every=4) == 0
+    assert checks_in(10, pause_s=1.0) > 0  # no pause: rounds take so long
