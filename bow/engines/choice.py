@@ -3,8 +3,8 @@
 * Engine: `graph` on a GPU (not measured yet), and on a CPU where the native runtime is built (which takes half a
   minute); otherwise `eager`. Also `eager` if fewer than 100 rounds are known to come: capturing takes 0.13 to 0.8 s and
   saves 0.6 to 23 ms a round, which pays after 15 (LeNet) to 210 rounds (logistic regression).
-* Learners: 8 on a GPU, one per core on a CPU. More per core pay for logistic regression alone, and
-  models of 20 million weights still gain by one per core. Never more than leave 25 rounds in an epoch.
+* Learners: 8 on a GPU, one per core on a CPU. More of them gain little, and an MLP of six million weights, too, gains
+  by two on two cores (`start`). Never more than leave 25 rounds in an epoch.
 
 `benchmarks/results/engines.md` has throughputs by engine; `python -m benchmarks start` times whole trainings.
 """

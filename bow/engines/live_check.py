@@ -34,6 +34,10 @@ FIRST = (1, 2, 4, 8)  # rounds after a capture that are always checked: together
 # over before SHARE of its time is enough for one.
 FREE_CHECKS_S = 0.1
 
+# The usual time of a round, of which at most twice counts as training, as the rest is a pause: its first value, and the
+# part of it that is left after each look at the clock, unless rounds do take so long.
+FIRST_ROUND_S, USUAL_LEFT = 0.1, 0.8
+
 # Units of rounding, relative to a tensor's norm, within which results count as equal.
 ROUNDING = 64
 
@@ -95,7 +99,7 @@ class LiveCheck:
         self._was_compared = False  # since the last capture
         self._num_checks = 0
         self._known: dict[str, float] = {}  # by part, the relative effect of rounding as last measured
-        self._seen, self._gap_s = time.perf_counter(), 0.0
+        self._seen, self._seen_round, self._round_s = time.perf_counter(), 0, FIRST_ROUND_S
         self._trained_s = self._trained_at_last_s = 0.0
         self._spent_s = self._last_s = 0.0
         self._written: list[Tensor] | None = None
@@ -106,7 +110,7 @@ class LiveCheck:
         self._tasks.resized()
 
     def is_due(self, round_index: int) -> bool:
-        self._count_time()
+        self._count_time(round_index)
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
             self._since, self._next, self.needs_recheck, self._comparable = round_index, FIRST[0], False, True
@@ -125,11 +129,13 @@ class LiveCheck:
         """Whether rounds before this one may have replayed a capture since the last check."""
         return self._num_captures > 0 and self._comparable and (self.needs_recheck or self._checked < round_index - 1)
 
-    def _count_time(self) -> None:
-        now = time.perf_counter()
-        gap_s = now - self._seen
-        self._trained_s += min(gap_s, 2 * self._gap_s)  # what is longer than twice the last one is a pause
-        self._seen, self._gap_s = now, gap_s
+    def _count_time(self, round_index: int) -> None:
+        now, rounds = time.perf_counter(), round_index - self._seen_round
+        if rounds > 0:  # else asked for again, or a training goes on from an earlier round
+            each_s = min((now - self._seen) / rounds, 2 * self._round_s)
+            self._trained_s += rounds * each_s
+            self._seen, self._round_s = now, max(each_s, USUAL_LEFT * self._round_s)
+        self._seen_round = round_index
 
     def rounds_before(self, round_index: int) -> int:
         """Return how many rounds from this one on need no check; checks that are due by time can wait for them."""

@@ -120,10 +120,10 @@ def other_order(state: Mapping[str, Any], layout: ParameterLayout) -> str | None
     """Return a message why rows of a state with another memory order cannot be loaded; None if they can."""
     own = layout.memory_order
     was: Mapping[str, list[int]] = state.get(MEMORY_ORDER, own)  # states of earlier versions do not store it
-    usual = {slot.names[0]: list(range(len(slot.shape))) for slot in layout.slots}
 
-    def in_memory(slot: Slot, orders: Mapping[str, list[int]]) -> list[int]:  # a dimension of size 1 may be anywhere
-        return [d for d in {**usual, **orders}[slot.names[0]] if slot.shape[d] > 1]
+    def in_memory(slot: Slot, orders: Mapping[str, list[int]]) -> list[int]:
+        usual = list(range(len(slot.shape)))
+        return [d for d in orders.get(slot.names[0], usual) if slot.shape[d] > 1]  # others may be anywhere
 
     name = next((slot.names[0] for slot in layout.slots if in_memory(slot, was) != in_memory(slot, own)), None)
     if name is None:
