@@ -270,15 +270,15 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
     if engine == "fused":
         is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())
         if request.engine != "auto" or not on_cpu or not is_unfit:
-            gain = FUSED_GAIN if num_trainable(model) <= TINY_PARAMETERS else 1.0
+            is_tiny = num_trainable(model) <= TINY_PARAMETERS
             yield Candidate(
                 engine,
                 threads,
                 counts,
                 compile_s=FUSED_COMPILE_S,
                 compiles_each=True,
-                start=request.rule,
-                expected_gain=gain,
+                start=(1 + is_tiny) * request.rule,  # its learners are one batch: more tiny ones cost little
+                expected_gain=FUSED_GAIN if is_tiny else 1.0,
             )
     elif engine == "graph" and on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
