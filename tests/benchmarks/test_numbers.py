@@ -41,9 +41,6 @@ NOT_MEASURED = {
     "over the first 5 % of the rounds",  # warmup=0.05
 }
 
-# Results from before commits were written down, or from a tree with changes. Put the name out when it is made again.
-WITHOUT_COMMIT = {"costs"}
-
 
 def paragraphs(text: str) -> Iterator[str]:
     """Paragraphs without code; a table belongs to what stands before it, and so does a list."""
@@ -107,8 +104,7 @@ def test_a_result_names_its_command_date_machine_and_commit(path: Path) -> None:
         assert each["command"].startswith("python -m ")
         assert re.match(r"\d{4}-\d\d-\d\d", each["date"])
         assert {"processor", "cores", "torch", "bow"} <= set(each["environment"])
-        is_named = re.fullmatch(r"[0-9a-f]{7,}", each["environment"].get("commit") or "") is not None
-        assert is_named is (path.stem not in WITHOUT_COMMIT)
+        assert re.fullmatch(r"[0-9a-f]{7,}", each["environment"]["commit"])  # of a tree without changes
 
 
 def test_links_to_results_lead_to_files() -> None:
