@@ -222,17 +222,13 @@ class Job : public Work {
         if (slot != kNone) reads.push_back(slot);
       }
     }
-    if (MaxPool::is(handle)) {
-      return add(std::make_unique<MaxPool>(handle, std::move(parsed), std::move(reads), std::move(makes), false), group);
-    }
-    if (RecurrentLayer::is(handle)) {
-      return add(
-          std::make_unique<RecurrentLayer>(handle, std::move(parsed), std::move(reads), std::move(makes), false), group);
-    }
-    if (random_index == kNone) {
-      return add(
-          std::make_unique<Operator>(handle, std::move(parsed), std::move(reads), std::move(makes), is_view), group);
-    }
+    const auto add_as = [&]<typename Kind>(bool keeps_view) {
+      return add(std::make_unique<Kind>(handle, std::move(parsed), std::move(reads), std::move(makes), keeps_view), group);
+    };
+    if (MaxPool::is(handle)) return add_as.template operator()<MaxPool>(false);
+    if (ReluGradient::is(handle)) return add_as.template operator()<ReluGradient>(false);
+    if (RecurrentLayer::is(handle)) return add_as.template operator()<RecurrentLayer>(false);
+    if (random_index == kNone) return add_as.template operator()<Operator>(is_view);
     return add(
         std::make_unique<RandomOperator>(
             handle, std::move(parsed), std::move(reads), std::move(makes), learner(group).randomness, random_index),

@@ -101,7 +101,7 @@ SERVING = "import torch, runpy; runpy.run_module('benchmarks.harness.serving', r
 
 
 class Host:
-    """A separate process that serves calls: a fresh Python, with torch's default policy for idle threads.
+    """A separate process that serves calls: a fresh Python with torch's policy for idle threads, and with bytecode.
 
     Args:
         environment: changes of this process's variables; None: an unset variable.
@@ -117,7 +117,7 @@ class Host:
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bow-"))
         self.address = self._folder / "calls"
-        variables = environment_of({"OMP_WAIT_POLICY": None, **(environment or {})})
+        variables = environment_of({"OMP_WAIT_POLICY": None, "PYTHONDONTWRITEBYTECODE": None, **(environment or {})})
         with contextlib.ExitStack() as stack:
             output = None if log is None else stack.enter_context(log.open("ab"))
             self._process = subprocess.Popen(

@@ -31,8 +31,9 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
     refuse_parameter_hooks(template)
     for name, parameter in template.named_parameters():
-        is_made = parameter.requires_grad and not is_lazy(parameter)
-        if is_made and (wrong := int((~torch.isfinite(parameter.detach())).sum())):
+        if not parameter.requires_grad or is_lazy(parameter) or torch.isfinite(parameter.detach().sum()):
+            continue  # a sum is finite only if all elements are, and takes a tenth of the time
+        if wrong := int((~torch.isfinite(parameter.detach())).sum()):
             raise ModelError(f"parameter {name!r} has {wrong} elements that are not finite; initialise it")
     return template
 

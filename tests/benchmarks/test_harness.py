@@ -160,12 +160,14 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def test_a_process_of_its_own_has_torchs_default_policy_for_idle_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+def test_a_process_of_its_own_is_that_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # torch's default is another
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # modules would be compiled in every start
     assert SERVING in forked.SCRIPTS  # by day; `--nightly` starts a new interpreter
     with contextlib.closing(harness.Host({"OMP_NUM_THREADS": "1"})) as host:
         assert host.call(os.getpid) != os.getpid()
         assert host.call(variable, "OMP_WAIT_POLICY") is None
+        assert host.call(variable, "PYTHONDONTWRITEBYTECODE") is None
         assert host.call(torch.get_num_threads) == 1
         with pytest.raises(harness.CaseError, match=r"^ValueError: no$"):
             host.call(fails, "no")

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
 from bow.observe.records import read_records
+from bow.replicas import prepare_template
 from tests.training.blueprints import Given, Iterated, Train
 
 X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
@@ -51,9 +52,9 @@ def hooked(register: str) -> nn.Module:
     return model
 
 
-def with_nan() -> nn.Module:
+def holding(*numbers: float) -> nn.Module:
     model = nn.Linear(5, 3)
-    model.weight.data[0, 0] = math.nan
+    model.weight.data[0, : len(numbers)] = torch.tensor(numbers)
     return model
 
 
@@ -370,17 +371,23 @@ def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Modu
             nn.Sequential(torch.jit.script(nn.Linear(5, 3))),
             r"the model's '0' is scripted or traced, .*; pass the module",
         ),
-        (with_nan(), r"parameter 'weight' has 1 elements that are not finite"),
+        (holding(math.nan), r"parameter 'weight' has 1 elements that are not finite"),
+        (holding(math.inf, -math.inf), r"parameter 'weight' has 2 elements that are not finite"),
     ],
     ids=[
         *("none", "frozen", "name", "function", "class", "meta", "scripted", "half", "mixed", "hook", "accumulated"),
-        *("node", "scripted part", "nan"),
+        *("node", "scripted part", "nan", "infinite"),
     ],
 )
 def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Path, model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         train(model, (X, Y))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_whose_sum_is_too_large_are_finite() -> None:
+    model = holding(3e38, 3e38)
+    assert prepare_template(model, seed=0) is model
 
 
 def test_an_unwritable_run_directory_is_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
