@@ -1,9 +1,10 @@
 """What a learner's step is made of, and how near engine `graph` comes to what bounds it: one learner on one core.
 
-A step is taken apart by the sort of its operators, with two times of each: in the step, as the native runtime records
-it, and alone, where the runtime runs the same operator on the same tensors again and again. The bound is a round of
-nothing but the operators, each as fast as alone. Beside it: the core's rate in a large matrix product, what calling an
-operator costs, and what convolutions gain whose weights lie in the library's own order beforehand.
+A round is taken apart by the sort of its operators, its batch, and the optimizer's step with averaging, with two times
+of each: in the step, as the native runtime records it, and alone, where the runtime runs the same again and again on
+the same tensors (batches: on other samples). The bound is a round of nothing but these parts, each as fast as alone.
+Beside it: the core's rate in a large matrix product, what calling an operator costs, and what convolutions gain whose
+weights lie in the library's own order beforehand.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ import bow
 from benchmarks import harness
 from benchmarks.engines import has_convolutions
 from benchmarks.harness import ratios, setting, spread, take_turns, warm_up
-from benchmarks.trainings import ENDLESS, BowTraining
+from benchmarks.trainings import ENDLESS, LEARNING_RATE, MOMENTUM, BowTraining, Data
 from benchmarks.workloads import WORKLOADS
 from bow.data import open_stream
 from bow.devices import available_cores, core_sets
@@ -55,6 +56,7 @@ CONVOLUTION, POOLING, PRODUCT = "convolution, forward", "pooling", "matrix produ
 INPUT, WEIGHT = "convolution, gradient of the input", "convolution, gradient of the weights"
 NORM, RECURRENT, MOVING, OTHERS = "batch norm", "recurrent layers", "copies and fills", "element by element"
 PARTS = (CONVOLUTION, INPUT, WEIGHT, POOLING, NORM, PRODUCT, RECURRENT, MOVING, OTHERS)
+STEP = "step and averaging"  # as timelines of rounds call it
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 Row = Mapping[str, Any]
@@ -114,6 +116,9 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
         "alone": lambda: {name: loop.seconds() for name, loop in loops.items()},
         "round": lambda: batch_size / harness.rate(training, config.stint_s),
         "kept": lambda: [_with_kept_order(each, live) for each in forward],
+        "batch": lambda: _seconds_of_batch(data, batch_size),
+        "step": lambda: _step_in_a_round(training),
+        "step alone": lambda: step_seconds(training.replicas.group.matrix.z),
     }
     found = take_turns(turns, config.turns)
     if training.engine != "graph":
@@ -127,9 +132,10 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
         return inside, [sum(turn[name] for _, name in own) for turn in found["alone"]]
 
     rows = []
-    for part in PARTS:
-        if own := [each for each in operators if part_of(each) == part]:
-            inside, alone = seconds(part)
+    for part in (*PARTS, STEP):
+        own = [each for each in operators if part_of(each) == part]
+        if own or part == STEP:
+            inside, alone = seconds(part) if own else (found["step"], found["step alone"])
             rows.append(
                 {
                     "part": part,
@@ -142,6 +148,7 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
             )
     flops, core = step.graph.flops, [2 * MATRIX**3 / each for each in found["core"]]
     inside, alone = seconds(*PARTS)
+    bound = list(map(sum, zip(alone, found["batch"], found["step alone"], strict=True)))
     kernels, kernels_alone = seconds(CONVOLUTION, INPUT, WEIGHT)
     kept = [sum(after for after, _ in turn) / sum(before for _, before in turn) for turn in found["kept"] if turn]
     return {
@@ -153,8 +160,10 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
         "round_us": spread(found["round"], 1, scale=1e6),
         "inside_us": spread(inside, 1, scale=1e6),
         "alone_us": spread(alone, 1, scale=1e6),
+        "batch_us": spread(found["batch"], 1, scale=1e6),
+        "bound_us": spread(bound, 1, scale=1e6),
         "peak": spread([flops / s / rate for s, rate in zip(found["round"], core, strict=True)], 3),
-        "near": spread(ratios(alone, found["round"]), 3),
+        "near": spread(ratios(bound, found["round"]), 3),
         "convolutions": spread(ratios(kernels_alone, kernels), 3) if forward else None,
         "kept": spread(kept, 3) if kept else None,
         "rows": rows,
@@ -217,6 +226,46 @@ class Loop:
         found = statistics.median([span.duration_ns for span in self.runtime.timeline.spans][2:]) / 1e9
         self.runtime.close()
         return found
+
+
+def _step_in_a_round(training: BowTraining) -> float:
+    training.replicas.timeline.start()
+    training()
+    spans = training.replicas.timeline.take().spans
+    return statistics.median(span.duration_ns for span in spans if span.name == STEP) / 1e9
+
+
+def _seconds_of_batch(data: Data, batch_size: int) -> float:
+    """The median time of gathering samples into memory that is there."""
+    order = torch.randperm(len(data[0]))[: IN_A_ROW * batch_size].view(IN_A_ROW, batch_size).unbind()
+    left, into = iter(order), [part[:batch_size].clone() for part in data]
+
+    def gather() -> None:
+        indices = next(left)
+        for part, batch in zip(data, into, strict=True):
+            torch.index_select(part, 0, indices, out=batch)
+
+    return _seconds(gather)
+
+
+def step_seconds(z: torch.Tensor) -> float:
+    """The median time of a step of SGD with momentum and SMA, of one learner with as many parameters."""
+    job = native().Job(2)
+    job.bind(0, torch.ones(()))
+    job.bind(1, torch.randn_like(z))
+    finish = job.add_finish(group=0, loss=0, metrics=[], gradients=[(1, torch.empty_like(z), 0)], into_row=False)
+    average = job.add_average(0, 1)
+    job.schedule([[finish]], [], 1, commit=[[average] * IN_A_ROW])
+    job.expect(0, [], [])
+    job.feed(0, [], 0)
+    weights, momenta, center, before = (torch.randn_like(z) for _ in range(4))
+    steps = [(LEARNING_RATE, MOMENTUM, 0.0, False)]
+    job.set_rows(weights[None], [momenta[None]], center, before, steps, [], 1.0, 0.0, True)
+    team = native().Team(core_sets(1), [1])
+    job.run(team, record=True)
+    team.close()
+    times: list[int] = [end - start for _, node, start, end in job.spans() if node == average]
+    return statistics.median(times[2:]) / 1e9
 
 
 def _with_kept_order(operator: Operator, live: Mapping[int, torch.Tensor]) -> tuple[float, float]:
