@@ -1,10 +1,10 @@
 """What a learner's step is made of, and how near engine `graph` comes to what bounds it: one learner on one core.
 
-A round is taken apart by the sort of its operators, its batch, and the optimizer's step with averaging, with two times
-of each: in the step, as the native runtime records it, and alone, where the runtime runs the same again and again on
-the same tensors (batches: on other samples). The bound is a round of nothing but these parts, each as fast as alone.
-Beside it: the core's rate in a large matrix product, what calling an operator costs, and what convolutions gain whose
-weights lie in the library's own order beforehand.
+A round is taken apart by the sort of its operators, its batch, and the optimizer's step (one learner averages with
+nobody), with two times of each: in the round, as the native runtime records it, and alone, where the runtime runs the
+same again and again on the same tensors (batches: on other samples). The bound is a round of nothing but these parts,
+each as fast as alone. Beside it: the core's rate in a large matrix product, what calling an operator costs, and what
+convolutions gain whose weights lie in the library's own order beforehand.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ CONVOLUTION, POOLING, PRODUCT = "convolution, forward", "pooling", "matrix produ
 INPUT, WEIGHT = "convolution, gradient of the input", "convolution, gradient of the weights"
 NORM, RECURRENT, MOVING, OTHERS = "batch norm", "recurrent layers", "copies and fills", "element by element"
 PARTS = (CONVOLUTION, INPUT, WEIGHT, POOLING, NORM, PRODUCT, RECURRENT, MOVING, OTHERS)
-STEP = "step and averaging"  # as timelines of rounds call it
+STEP = "step of SGD"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 Row = Mapping[str, Any]
@@ -232,7 +232,7 @@ def _step_in_a_round(training: BowTraining) -> float:
     training.replicas.timeline.start()
     training()
     spans = training.replicas.timeline.take().spans
-    return statistics.median(span.duration_ns for span in spans if span.name == STEP) / 1e9
+    return statistics.median(span.duration_ns for span in spans if span.name == "step and averaging") / 1e9
 
 
 def _seconds_of_batch(data: Data, batch_size: int) -> float:
@@ -249,7 +249,7 @@ def _seconds_of_batch(data: Data, batch_size: int) -> float:
 
 
 def step_seconds(z: torch.Tensor) -> float:
-    """The median time of a step of SGD with momentum and SMA, of one learner with as many parameters."""
+    """The median time of a step of SGD with momentum, of one learner with as many parameters."""
     job = native().Job(2)
     job.bind(0, torch.ones(()))
     job.bind(1, torch.randn_like(z))
@@ -258,9 +258,9 @@ def step_seconds(z: torch.Tensor) -> float:
     job.schedule([[finish]], [], 1, commit=[[average] * IN_A_ROW])
     job.expect(0, [], [])
     job.feed(0, [], 0)
-    weights, momenta, center, before = (torch.randn_like(z) for _ in range(4))
+    weights, momenta = torch.randn_like(z)[None], torch.zeros_like(z)[None]
     steps = [(LEARNING_RATE, MOMENTUM, 0.0, False)]
-    job.set_rows(weights[None], [momenta[None]], center, before, steps, [], 1.0, 0.0, True)
+    job.set_rows(weights, [momenta], z, None, steps, [], alpha=0.0, mu=0.0, synchronise=False)
     team = native().Team(core_sets(1), [1])
     job.run(team, record=True)
     team.close()
