@@ -31,7 +31,7 @@ from bow.graph import Operator, StepGraph, capture
 from bow.graph.execution import inputs_of, run_operators
 from bow.graph.kinds import has_recurrent_layer
 from bow.graph.operator import map_refs
-from bow.runtime.loading import build, native
+from bow.runtime.loading import NativeJob, build, native
 from bow.runtime.local import LocalRuntime, operators_of
 from bow.schedule import Schedule
 from bow.schedule.profiler.measuring import BoundStep, measure_schedule, signature
@@ -110,6 +110,7 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
     stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)
     training = BowTraining(module, workload.loss, stream, 1, bow.Engine("graph", compile=False))
     warm_up(training)
+    row = training.replicas.group.matrix.z
     turns: dict[str, Callable[[], Any]] = {
         "core": _seconds_of_product,
         "inside": lambda: measure_schedule(step, schedule, config.steps)[0],
@@ -117,8 +118,8 @@ def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, 
         "round": lambda: batch_size / harness.rate(training, config.stint_s),
         "kept": lambda: [_with_kept_order(each, live) for each in forward],
         "batch": lambda: _seconds_of_batch(data, batch_size),
-        "step": lambda: _step_in_a_round(training),
-        "step alone": lambda: step_seconds(training.replicas.group.matrix.z),
+        "step": lambda: _step_in_a_round(training, config.steps),
+        "step alone": lambda: SgdSteps(torch.randn_like(row), torch.randn_like(row)).seconds(),
     }
     found = take_turns(turns, config.turns)
     if training.engine != "graph":
@@ -228,44 +229,60 @@ class Loop:
         return found
 
 
-def _step_in_a_round(training: BowTraining) -> float:
+def _step_in_a_round(training: BowTraining, rounds: int) -> float:
     training.replicas.timeline.start()
-    training()
+    for _ in range(rounds + 1):
+        training()
     spans = training.replicas.timeline.take().spans
-    return statistics.median(span.duration_ns for span in spans if span.name == "step and averaging") / 1e9
+    return statistics.median([span.duration_ns for span in spans if span.name == "step and averaging"][1:]) / 1e9
 
 
 def _seconds_of_batch(data: Data, batch_size: int) -> float:
-    """The median time of gathering samples into memory that is there."""
-    order = torch.randperm(len(data[0]))[: IN_A_ROW * batch_size].view(IN_A_ROW, batch_size).unbind()
-    left, into = iter(order), [part[:batch_size].clone() for part in data]
+    """The median time of gathering a batch."""
+    slot, job = native().Slot, native().Job(IN_A_ROW * (1 + len(data)) + len(data))
+    slots = itertools.count()
+    parts = [next(slots) for _ in data]
+    gathers = []
+    for indices in torch.randperm(len(data[0]))[: IN_A_ROW * batch_size].view(IN_A_ROW, batch_size).unbind():
+        chosen = next(slots)
+        job.bind(chosen, indices)
+        for part in parts:
+            arguments = [slot(part), 0, slot(chosen)]
+            gathers.append(job.add_operator("aten::index_select", "", arguments, {}, [next(slots)]))
+    for part, tensor in zip(parts, data, strict=True):
+        job.bind(part, tensor)
+    job.schedule([gathers], [], 1)
+    times = _times(job)
+    each = [sum(times[node] for node in gathers[at : at + len(data)]) for at in range(0, len(gathers), len(data))]
+    return statistics.median(map(float, each[2:])) / 1e9
 
-    def gather() -> None:
-        indices = next(left)
-        for part, batch in zip(data, into, strict=True):
-            torch.index_select(part, 0, indices, out=batch)
 
-    return _seconds(gather)
+class SgdSteps:
+    """Steps of SGD with momentum of one learner, one after another."""
+
+    def __init__(self, weights: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.job, momenta = native().Job(2), torch.zeros_like(weights)
+        self.job.bind(0, torch.ones(()))
+        self.job.bind(1, gradient)
+        finish = self.job.add_finish(0, 0, [], [(1, torch.empty_like(gradient), 0)], into_row=False)
+        self.steps = [self.job.add_average(0, 1) for _ in range(IN_A_ROW)]
+        self.job.schedule([[finish]], [], 1, commit=[self.steps])
+        self.job.expect(0, [], [])
+        self.job.feed(0, [], 0)
+        settings = (LEARNING_RATE, MOMENTUM, 0.0, False)
+        self.job.set_rows(weights[None], [momenta[None]], gradient, None, [settings], [], 0.0, 0.0, synchronise=False)
+
+    def seconds(self) -> float:
+        times = _times(self.job)
+        return statistics.median([float(times[step]) for step in self.steps[2:]]) / 1e9
 
 
-def step_seconds(z: torch.Tensor) -> float:
-    """The median time of a step of SGD with momentum, of one learner with as many parameters."""
-    job = native().Job(2)
-    job.bind(0, torch.ones(()))
-    job.bind(1, torch.randn_like(z))
-    finish = job.add_finish(group=0, loss=0, metrics=[], gradients=[(1, torch.empty_like(z), 0)], into_row=False)
-    average = job.add_average(0, 1)
-    job.schedule([[finish]], [], 1, commit=[[average] * IN_A_ROW])
-    job.expect(0, [], [])
-    job.feed(0, [], 0)
-    weights, momenta = torch.randn_like(z)[None], torch.zeros_like(z)[None]
-    steps = [(LEARNING_RATE, MOMENTUM, 0.0, False)]
-    job.set_rows(weights, [momenta], z, None, steps, [], alpha=0.0, mu=0.0, synchronise=False)
+def _times(job: NativeJob) -> dict[int, int]:
+    """Run a job on one core, and return the nanoseconds of each of its nodes."""
     team = native().Team(core_sets(1), [1])
     job.run(team, record=True)
     team.close()
-    times: list[int] = [end - start for _, node, start, end in job.spans() if node == average]
-    return statistics.median(times[2:]) / 1e9
+    return {node: end - start for _, node, start, end in job.spans()}
 
 
 def _with_kept_order(operator: Operator, live: Mapping[int, torch.Tensor]) -> tuple[float, float]:

@@ -353,10 +353,19 @@ class ReluGradient : public Operator {
   void run(Slots& slots) override {
     const at::Tensor& gradient = slots[reads[0]];
     const at::Tensor& result = slots[reads.back()];
-    const bool is_mixed = gradient.sizes() == result.sizes() && gradient.strides() != result.strides();
-    if (!is_mixed || makes[0] == kNone || !result.is_non_overlapping_and_dense()) return Operator::run(slots);
+    if (makes[0] == kNone || !is_mixed(gradient, result)) return Operator::run(slots);
     slots[makes[0]] = at::threshold_backward(
         at::empty_like(result, gradient.options()).copy_(gradient), result, arguments_[2].constant.toScalar());
+  }
+
+ private:
+  // Whether the gradient's elements are apart where those of the result are neighbours.
+  static bool is_mixed(const at::Tensor& gradient, const at::Tensor& result) {
+    if (gradient.sizes() != result.sizes() || !result.is_non_overlapping_and_dense()) return false;
+    for (int64_t dim = 0; dim < result.dim(); ++dim) {
+      if (result.size(dim) > 1 && result.stride(dim) == 1) return gradient.stride(dim) > 1;
+    }
+    return false;
   }
 };
 

@@ -16,10 +16,12 @@ from benchmarks.bounds import (
     RECURRENT,
     WEIGHT,
     Loop,
+    SgdSteps,
     part_of,
     step_of,
     values_of,
 )
+from benchmarks.trainings import LEARNING_RATE, MOMENTUM
 from benchmarks.workloads import WORKLOADS
 from bow.runtime.local import operators_of
 from bow.schedule.profiler.measuring import BoundStep
@@ -48,3 +50,15 @@ def test_operators_are_told_apart_by_what_they_compute() -> None:
     assert lstm.count(RECURRENT) == 4  # two layers, forward and backward, as in the engine
     residual = {part_of(each) for each in operators_of(bound("resnet8").graph) if not each.is_view}
     assert {CONVOLUTION, INPUT, WEIGHT, NORM, PRODUCT, MOVING, OTHERS} <= residual
+
+
+def test_the_steps_that_are_timed_are_those_of_sgd() -> None:
+    weights, gradient = torch.randn(5_000), torch.randn(5_000)
+    parameter = torch.nn.Parameter(weights.clone())
+    optimizer = torch.optim.SGD([parameter], lr=LEARNING_RATE, momentum=MOMENTUM)
+    parameter.grad = gradient
+    steps = SgdSteps(weights, gradient)
+    assert 0 < steps.seconds() < 1
+    for _ in steps.steps:
+        optimizer.step()
+    torch.testing.assert_close(weights, parameter.detach())

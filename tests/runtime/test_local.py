@@ -207,32 +207,38 @@ def test_max_pooling_is_that_of_torch(shape: tuple[int, ...], settings: dict[str
         assert_same(runtime.run(*state(model), noise), graph.run(*state(model), noise))
 
 
-class Sliced(nn.Module):
-    """ReLU of a parameter in `channels_last`, whose gradient comes in the other order of memory, or expanded."""
+class Branches(nn.Module):
+    """ReLU of a parameter in `channels_last`, whose gradient lies otherwise: strided, expanded, or part of a whole."""
 
-    def __init__(self, elements: Tensor, is_mean: bool) -> None:
+    def __init__(self, elements: Tensor, kind: str) -> None:
         super().__init__()
         self.elements = nn.Parameter(elements)
-        self.is_mean = is_mean
+        self.kind = kind
 
     def forward(self, noise: Tensor) -> Tensor:
         made = F.relu(self.elements * 1)
-        return made.mean((2, 3)) * noise[:, :, 0, 0] if self.is_mean else made[:, :, ::2] * noise[:, :, ::2]
+        if self.kind == "slice":
+            return made[:, :, ::2] * noise[:, :, ::2]
+        if self.kind == "mean":
+            return made.mean((2, 3)) * noise[:, :, 0, 0]
+        return made.sum((2, 3)) * noise[:, :, 0, 0] if self.kind == "sum" else torch.cat([noise, made], 1) * 2
 
 
-@pytest.mark.parametrize("is_mean", [False, True], ids=["slice", "mean"])
+@pytest.mark.parametrize("kind", ["slice", "mean", "sum", "cat"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_gradient_of_relu_in_another_order_of_memory_is_that_of_torch(is_mean: bool, dtype: torch.dtype) -> None:
+def test_a_gradient_of_relu_in_another_order_of_memory_is_that_of_torch(kind: str, dtype: torch.dtype) -> None:
     elements = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
-    elements[0, 0, 0, 0], elements[0, 1] = torch.nan, 0
+    elements[0, 1] = 0
     noise = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
-    model = Sliced(elements.to(memory_format=torch.channels_last), is_mean)
-    graph = bow.capture(model, noise, step=lambda learner, batch: learner(batch).nan_to_num().sum())
-    (gradient,) = (each for each in graph.operators if each.kind.startswith("aten.threshold_backward"))
-    given, result = (graph.values[value].strides for value in gradient.reads)
-    assert given != result
+    model = Branches(elements.to(memory_format=torch.channels_last), kind)
+    graph = bow.capture(model, noise, step=lambda learner, batch: learner(batch).sum())
+    (backward,) = (each for each in graph.operators if each.kind.startswith("aten.threshold_backward"))
+    gradient, result = (graph.values[value] for value in backward.reads)
+    assert gradient.strides != result.strides
     with LocalRuntime(graph, use_native=True) as runtime:
-        assert_same(runtime.run(*state(model), noise), graph.run(*state(model), noise))
+        made, expected = runtime.run(*state(model), noise), graph.run(*state(model), noise)
+    assert_same(made, expected)
+    assert made.gradients["elements"].stride() == expected.gradients["elements"].stride()
 
 
 class Lookup(nn.Module):
