@@ -54,10 +54,15 @@ CONTESTANTS: dict[str, Contestant] = {
         "one model, one batch at a time",
         base=None,
     ),
+    "channels_last": Contestant(
+        "PyTorch, channels_last",
+        "train_channels_last",
+        "the same, with convolutions' weights and images in that order of memory",
+    ),
     "compile": Contestant(
         "torch.compile, model",
         "train_compiled",
-        "the same, with the model compiled",
+        "plain PyTorch with the model compiled",
     ),
     "compile_step": Contestant(
         "torch.compile, step",

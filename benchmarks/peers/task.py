@@ -80,6 +80,6 @@ class Job:
         """Return a factory of SGD with momentum: fused, because otherwise a CPU updates parameters one by one."""
         return functools.partial(torch.optim.SGD, lr=self.choice.lr, momentum=MOMENTUM, fused=True)
 
-    def batches(self, stream: int = 0) -> Feed:
-        """Return endless batches; every stream has a different order."""
-        return Feed(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream)
+    def batches(self, stream: int = 0, is_last: bool = False) -> Feed:
+        """Return endless batches, of images in `channels_last` on request; every stream has a different order."""
+        return Feed(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream, is_last)

@@ -46,6 +46,12 @@ def train(job: Job) -> None:
     follow(job, plain(job))
 
 
+def train_channels_last(job: Job) -> None:
+    """With weights and images in `torch.channels_last`."""
+    model = job.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    follow(job, PlainTraining(model, job.loss, job.batches(is_last=True), job.make_optimizer))
+
+
 def train_compiled(job: Job) -> None:
     """With `torch.compile`."""
     follow(job, plain(job, "default"))
