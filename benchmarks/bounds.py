@@ -2,9 +2,9 @@
 
 A round is taken apart by the sort of its operators, its batch, and the optimizer's step (one learner averages with
 nobody), with two times of each: in the round, as the native runtime records it, and alone, where the runtime runs the
-same again and again on the same tensors (batches: on other samples). The bound is a round of nothing but these parts,
-each as fast as alone. Beside it: the core's rate in a large matrix product, what calling an operator costs, and what
-convolutions gain whose weights lie in the library's own order beforehand.
+same again and again on the same tensors. The batch is timed alone only, on other samples each time. The bound is a
+round of nothing but these parts, each as fast as alone. Beside it: the core's rate in a large matrix product, what
+calling an operator costs, and what convolutions gain whose weights lie in the library's own order beforehand.
 """
 
 import dataclasses
