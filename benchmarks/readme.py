@@ -13,6 +13,7 @@ from benchmarks import harness
 from benchmarks.figures.comparison import comparison, stem
 from benchmarks.harness import setting
 from benchmarks.peers import finals_rows, trainings_of
+from benchmarks.peers.contestants import CONTESTANTS
 from benchmarks.peers.training import FINAL
 from benchmarks.planner import by_devices
 from benchmarks.planner.problems import TITLES
@@ -99,7 +100,8 @@ def summary_block(folder: Path) -> str:
     groups = [] if members is None else members["groups"]
     seeds = {each["model"]: each["over"]["loops"] for each in groups if each["batch_size"] == SUMMARY_BATCH}
     values = {"engines": engines, "peers": peers, "members": members, "contests": contests, "seeds": seeds}
-    return harness.render("summary", {**values, "batch": SUMMARY_BATCH, "workloads": WORKLOADS})
+    known = {"batch": SUMMARY_BATCH, "workloads": WORKLOADS, "contestants": CONTESTANTS}
+    return harness.render("summary", {**values, **known})
 
 
 def _read(path: Path, is_optional: bool = False) -> dict[str, Any] | None:
