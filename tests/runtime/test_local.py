@@ -237,7 +237,8 @@ def test_a_gradient_of_relu_in_another_order_of_memory_is_that_of_torch(kind: st
     (backward,) = (each for each in graph.operators if each.kind.startswith("aten.threshold_backward"))
     gradient, result = (graph.values[value] for value in backward.reads)
     assert gradient.strides != result.strides
-    assert (gradient.strides[1] > 1) == (kind in ("slice", "mean"))  # where the channels of the result are neighbours
+    if kind in ("slice", "mean"):
+        assert gradient.strides[1] > 1  # where the channels of the result are neighbours: it has to be reordered
     with LocalRuntime(graph, use_native=True) as runtime:
         made, expected = runtime.run(*state(model), noise), graph.run(*state(model), noise)
     assert_same(made, expected)
