@@ -269,8 +269,8 @@ class SgdSteps:
         self.job.schedule([[finish]], [], 1, commit=[self.steps])
         self.job.expect(0, [], [])
         self.job.feed(0, [], 0)
-        settings = (LEARNING_RATE, MOMENTUM, 0.0, False)
-        self.job.set_rows(weights[None], [momenta[None]], gradient, None, [settings], [], 0.0, 0.0, synchronise=False)
+        settings, unread = (LEARNING_RATE, MOMENTUM, 0.0, False), torch.empty_like(weights)  # z, without averaging
+        self.job.set_rows(weights[None], [momenta[None]], unread, None, [settings], [], 0.0, 0.0, synchronise=False)
 
     def seconds(self) -> float:
         times = _times(self.job)

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ def test_the_readme_states_what_the_committed_results_say() -> None:
     for file, block in (("docs/results.md", results_block), ("README.md", summary_block)):
         text = (ROOT / file).read_text(encoding="utf-8")
         assert text == replaced(text, block(ROOT / "benchmarks" / "results"))
+
+
+def test_a_race_that_bow_did_not_finish_names_no_fastest_peer(tmp_path: Path) -> None:
+    for name in ("engines", "peers"):
+        values = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        if name == "peers":
+            values["verdict"] |= {"best_peer": None, "ratio": None}
+        (tmp_path / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
+    assert "fastest peer" not in summary_block(tmp_path)
 
 
 def test_the_readme_is_short() -> None:
