@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from bow.errors import GraphError
 from bow.planning.rules import RULES, shipped_rules
 from bow.planning.rules.rule import Along, MappedRule, Shapes, Shifted, Side, Whole
-from bow.planning.tiles.operators.calls import call_of
+from bow.planning.tiles.operators.calls import CALLS, SummedCall, call_of
 from bow.planning.tiles.registering import check_rule
 from tests.planning.tiles.cases import CASES, example
 
@@ -83,3 +86,23 @@ def test_a_wrong_rule_is_found_out(name: str, rule: MappedRule, message: str) ->
     (operator,) = case.graph.operators
     with pytest.raises(GraphError, match=message):
         check_rule(rule, call_of(operator.kind), case.graph, operator, case.operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_batch_norm_over_tiles_is_exact_in_half_precision(dtype: torch.dtype) -> None:
+    """bfloat16 has no odd number above 256, and float16 none above 65,504."""
+    generator = torch.Generator().manual_seed(0)
+    samples = (30.06 + torch.randn(2, 3, 199, 201, generator=generator)).to(dtype)
+    weight, bias, *moved = (torch.rand(3, generator=generator).to(dtype) for _ in range(4))
+    call, tile = CALLS["batch_norm"], cast(Any, SimpleNamespace(attributes={"eps": 1e-5, "momentum": 0.1}))
+    assert isinstance(call, SummedCall)
+    found = torch.stack([call.moments(tile, (half,)) for half in samples.split(1)])
+    made = torch.cat([call.finish(tile, (half, weight, bias), found)[0] for half in samples.split(1)])
+    expected = [each.float() for each in moved]
+    wanted = F.batch_norm(samples.float(), *expected, weight.float(), bias.float(), True)
+    assert made.dtype == dtype
+    torch.testing.assert_close(made.float(), wanted, rtol=0, atol=0.02)
+    kept = dict(zip(("running_mean", "running_var"), moved, strict=True))
+    call.update(tile, found, kept)
+    for own, value in zip(moved, expected, strict=True):
+        torch.testing.assert_close(own.float(), value, rtol=0.01, atol=0.01)

@@ -178,9 +178,10 @@ def frozen_batch_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def batch_norm_moments(tile: Tile, operands: Operands) -> Tensor:
-    """Return count, mean and sum of squared deviations of each channel, `[3, channel]`."""
+    """Return count, mean and sum of squared deviations of each channel, `[3, channel]`, in at least float32."""
     samples = operands[0]
     assert samples is not None
+    samples = samples.to(torch.promote_types(samples.dtype, torch.float32))  # bfloat16 has no 257, float16 no 65,536
     dims = [dim for dim in range(samples.dim()) if dim != 1]
     variance, mean = torch.var_mean(samples, dim=dims, correction=0)
     count = samples.numel() // samples.shape[1]
@@ -192,8 +193,8 @@ def batch_norm_normalised(tile: Tile, operands: Operands, found: Tensor) -> Outp
     samples, weight, bias = [*operands, None, None][:3]
     assert samples is not None
     mean, squares, count = _combined(found)
-    ones = torch.ones_like(mean) if weight is None else weight
-    zeros = torch.zeros_like(mean) if bias is None else bias
+    ones = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+    zeros = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
     normalised: Tensor = _Normalise.apply(samples, mean, squares / count, ones, zeros, tile.attributes["eps"])  # type: ignore[no-untyped-call]
     return (normalised,)
 
@@ -201,9 +202,8 @@ def batch_norm_normalised(tile: Tile, operands: Operands, found: Tensor) -> Outp
 def batch_norm_update(tile: Tile, found: Tensor, kept: Mapping[str, Tensor]) -> None:
     """Update the running statistics with the moments of all tiles; the variance is unbiased, as in PyTorch."""
     mean, squares, count = _combined(found)
-    momentum = tile.attributes["momentum"]
-    kept["running_mean"].lerp_(mean, momentum)
-    kept["running_var"].lerp_(squares / (count - 1), momentum)
+    for name, value in (("running_mean", mean), ("running_var", squares / (count - 1))):
+        kept[name].lerp_(value.to(kept[name].dtype), tile.attributes["momentum"])
 
 
 def batch_norm_whole(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> Outputs:
