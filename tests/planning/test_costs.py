@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bow.planning.problem.box import Box, tiles, whole
@@ -63,6 +65,22 @@ def test_backward_pass_has_twice_the_work_where_inputs_have_gradients() -> None:
     assert works[0].backward.flops == 2 * works[0].forward.flops
     assert works[1].backward.flops == works[1].forward.flops
     assert (works[0].backward.kernels, works[1].backward.kernels) == (2, 1)
+
+
+def frozen(graph: OperatorGraph) -> OperatorGraph:
+    weights = {name: replace(weight, differentiable=False) for name, weight in graph.weights.items()}
+    return replace(graph, weights=weights)
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    own = linear(256, 512, 512), frozen(linear(256, 512, 512)), frozen(linear(256, 512, 512, differentiable=False))
+    works = [tile_work(graph, RULES, graph.operators[0], box_of(graph, 0)) for graph in own]
+    assert works[1].backward.flops == works[1].forward.flops == works[0].backward.flops / 2
+    made = 4 * (512 * 512 + 512)  # gradients of the weights, and the output's gradient that they are made from
+    assert works[0].backward.num_bytes - works[1].backward.num_bytes == made + 4 * 256 * 512
+    assert (works[2].backward.flops, works[2].backward.num_bytes, works[2].backward.kernels) == (0, 0, 0)
+    keys = {tile_key(graph, RULES, graph.operators[0], box_of(graph, 0)) for graph in own}
+    assert len(keys) == 3
 
 
 def test_view_takes_no_time() -> None:

@@ -55,8 +55,9 @@ def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box:
 def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> str:
     """Identify tiles that take the same time: by kind, attributes, and the shapes and types of their tensors."""
     inputs, *others = tile_shapes(graph, rules, operator, box)
-    of_inputs = [[graph.tensors[number].itemsize, graph.tensors[number].differentiable] for number in operator.inputs]
-    described = [operator.kind, dict(operator.attributes), inputs, of_inputs, *others]
+    read = [*(graph.tensors[number] for number in operator.inputs), *(graph.weights[name] for name in operator.weights)]
+    of_read = [[tensor.itemsize, tensor.differentiable] for tensor in read]
+    described = [operator.kind, dict(operator.attributes), inputs, of_read, *others]
     return json.dumps(described, sort_keys=True, default=str)
 
 
@@ -70,13 +71,15 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
     tensors = [graph.tensors[number] for number in operator.inputs]
     read = _bytes(input_shapes, tensors)
     made = _bytes(output_shapes, [graph.tensors[number] for number in operator.outputs])
-    weights = _bytes(weight_shapes, [graph.weights[name] for name in operator.weights])
+    own = [graph.weights[name] for name in operator.weights]
+    weights = _bytes(weight_shapes, own)
     flops, kernels = rule.flops(operator, graph, box), KERNELS.get(operator.kind, 1)
     looked_at = made if operator.kind in GATHERS else weights
     flowing = [shape if tensor.differentiable else None for shape, tensor in zip(input_shapes, tensors, strict=True)]
     to_inputs = any(shape is not None for shape in flowing)
-    gradients = to_inputs + bool(operator.weights)
-    back = gradients * made + read + looked_at + _bytes(flowing, tensors) + weights
+    trained = [shape if weight.differentiable else None for shape, weight in zip(weight_shapes, own, strict=True)]
+    gradients = to_inputs + any(weight.differentiable for weight in own)
+    back = gradients * made + read + looked_at + _bytes(flowing, tensors) + _bytes(trained, own)
     return TileWork(
         PassWork(flops, read + looked_at + made, kernels),
         PassWork(flops * gradients, back if gradients else 0, kernels * gradients),
