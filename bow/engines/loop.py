@@ -1,6 +1,7 @@
 """The order of a round: averaging begins, learning tasks, step, averaging ends, restarts."""
 
 import abc
+import dataclasses
 import math
 import time
 import warnings
@@ -181,9 +182,12 @@ class Loop(abc.ABC):
         self, round_index: int, restarts: int, drop: Mapping[str, Any], engine: Mapping[str, Any] | None
     ) -> None:
         """Continue after a round of an earlier training; `engine` is None if its engine's state is unknown."""
+        log = self.context.log
+        log.round_index = round_index
+        # Those of construction, too: a report takes an attempt's first round for the one it continued at.
+        log.events = [dataclasses.replace(event, round=round_index) for event in log.events]
         if engine:
             self.load_engine(engine)
-        self.context.log.round_index = round_index
         self.context.restarts.num_restarts = restarts
         self.context.restarts.drop = DropRule(**drop)
 
