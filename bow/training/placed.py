@@ -320,7 +320,7 @@ WARM_UP = 2
 TURNS = 7
 STEPS = 2  # per turn; each partition takes TURNS turns
 MARGIN = 1.05  # largest accepted time relative to the fastest alternative: runs differ by as much
-COPIES = 5  # of all tensors of a step, weights among them, that one device needs for the comparison, at most
+COPIES = 5  # of weights and other tensors of a step that a device needs for the comparison, at most
 
 FILE = "partition_timeline.json"
 
@@ -347,26 +347,35 @@ class Checked:
 
 
 def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:
-    """Time a partition against data parallelism and one device, on copies; None on one device. A collective call."""
+    """Time a partition against data parallelism and one device, on copies; a collective call.
+
+    Those that a device has no memory for are left out; None if none is left, or on one device.
+    """
     if world.size == 1:
         return None
     captured, strategy = placed.captured, placed.strategy
     graph = captured.graph
-    splits = {"data parallelism": data_parallel(graph, RULES, world.size)}
-    needed_bytes = COPIES * sum(tensor.num_bytes for tensor in graph.tensors.values())
-    if min(group.all_gather(free_bytes(group.device))) >= needed_bytes:
+    all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
+    free = min(all_devices.all_gather(free_bytes(group.device)))
+    weights, tensors = (sum(each.num_bytes for each in of.values()) for of in (graph.weights, graph.tensors))
+    in_one_memory = world.size // world.nodes if group.device.type == "cpu" else 1
+    splits = {}
+    if free >= COPIES * in_one_memory * (weights + tensors // world.size):
+        splits["data parallelism"] = data_parallel(graph, RULES, world.size)
+    if free >= COPIES * (weights + tensors):
         splits["one device"] = everything_on(graph)
     others = {name: Partition(graph.hash, each) for name, each in splits.items()}
     others = {name: other for name, other in others.items() if other != strategy}
+    if not others:
+        return None
     batch = world.broadcast(placed.example)  # the same in all processes
-    all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     own = _runtime(captured, strategy, replicas_config, group)
     runtimes = {name: _runtime(captured, other, replicas_config, all_devices) for name, other in others.items()}
     own_s, *others_s = _take_turns([own, *runtimes.values()], batch, all_devices)
     own.record()
     own.step(batch, 0)
     own.record(False)
-    predicted = predicted_timeline(graph, strategy, all_devices, type(own.optimizer).__name__)
+    predicted = predicted_timeline(graph, strategy, all_devices, own.optimizer)
     seconds = dict(zip(others, others_s, strict=True))
     checked = world.broadcast(Checked(own_s / strategy.learners, seconds, predicted, own.timeline()))
     fastest = min(checked.others_s, key=checked.others_s.__getitem__)

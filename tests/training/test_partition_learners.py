@@ -160,6 +160,8 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     found["slow data parallelism"] = refused(lambda: train("slow", by_samples, check=True))
     placed_module._take_turns = lambda *_: (0.03, 0.02, 0.02)
     found["slow for two"] = Outcome.of(train("slow for two", two, check=True))
+    placed_module._take_turns, placed_module.free_bytes = lambda *_: (0.03, 0.02, 0.02), lambda device: 0
+    found["no memory"] = Outcome.of(train("no memory", one, check=True))
     return found
 
 
@@ -175,6 +177,7 @@ def found(folder: Path) -> dict[str, Any]:
         for module, name in (
             (placed_module, "capture_operators"),
             (placed_module, "_take_turns"),
+            (placed_module, "free_bytes"),
             (link_benchmark, "cache_folder"),
             (tile_costs, "cached_busy_links"),
         ):
@@ -236,6 +239,10 @@ def test_a_partition_slower_than_one_device_is_refused(found: dict[str, Any]) ->
     assert "slower than one device here: 30.0 ms a batch, data parallelism 40.0 ms" in found["slower than one"]
     assert "train without a partition" in found["slower than one"]
     assert "slower than one device here: 30.0 ms a batch, one device 20.0 ms" in found["slow data parallelism"]
+
+
+def test_what_no_device_has_the_memory_for_is_not_run_for_comparison(found: dict[str, Any]) -> None:
+    assert_alike(found["no memory"], found["one"])
 
 
 def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def cached_tile_times(
     **settings: Any,
 ) -> TileTimes:
     """Like `measure_tiles`, but measure only tiles that are not cached for this hardware."""
-    cache = times_cache(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
+    cache = times_cache(device or torch.device("cpu"), optimizer(model.parameters()))
     known = cache.load(TileTimes.from_plain)
     times = measure_tiles(captured, model, batch, optimizer, num_devices, device=device, known=known, **settings)
     if times != known:
@@ -126,10 +126,11 @@ def cached_tile_times(
     return times
 
 
-def times_cache(device: torch.device, optimizer: str) -> Measurements:
+def times_cache(device: torch.device, optimizer: torch.optim.Optimizer) -> Measurements:
     """Return the cache of tile times, keyed by hardware, threads, optimizer, and versions of PyTorch and bow."""
+    settings = sorted((name, str(value)) for name, value in optimizer.defaults.items() if name != "lr")
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return Measurements("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
+    return Measurements("tiles", processor(), hardware, torch.get_num_threads(), type(optimizer).__name__, settings)
 
 
 def _covering_partitions(
@@ -217,7 +218,9 @@ def _local_device_kinds(topology: DeviceTopology) -> Iterator[tuple[str, torch.d
 MEMORY_GIB = 1e6  # of each device: effectively unlimited, since memory is not checked here
 
 
-def predicted_timeline(graph: OperatorGraph, partition: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
+def predicted_timeline(
+    graph: OperatorGraph, partition: Partition, group: ProcessGroup, optimizer: torch.optim.Optimizer
+) -> Timeline:
     """Return the simulated timeline of a step on rank 0, an empty one on other ranks; collective."""
     # Tile costs are those measured earlier on this machine (`bow plan costs=measured`), otherwise from a roofline with
     # the device's current speed. Costs of messages and sums during training are those cached by a plan

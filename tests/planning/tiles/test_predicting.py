@@ -32,9 +32,10 @@ def test_messages_and_sums_take_what_they_take_in_use(
     graph = perceptron()
     strategy = Partition(graph.hash, data_parallel(graph, RULES, 2))
     group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0, all_gather=lambda value: [value] * 2)
-    spans = predicted_timeline(graph, strategy, group, "SGD").spans
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    spans = predicted_timeline(graph, strategy, group, optimizer).spans
     reductions = [span.duration_ns for span in spans if span.category == "reduction"]
     assert min(reductions) >= 1000 * (2 * latency_us + sum_us)
     assert min(reductions) < 1000 * (2 * latency_us + sum_us) + 1_000_000
     group.rank = 1
-    assert predicted_timeline(graph, strategy, group, "SGD") == Timeline()
+    assert predicted_timeline(graph, strategy, group, optimizer) == Timeline()

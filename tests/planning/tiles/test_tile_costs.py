@@ -18,8 +18,10 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import TileTimes, tile_key
 from bow.planning.tiles import tile_costs
 from bow.planning.tiles.capture import capture_operators
+from bow.planning.tiles.link_benchmark import Measurements
 from bow.planning.tiles.machine import core_kind
 from bow.planning.tiles.tile_costs import cached_tile_times, measure_tiles, measured_costs, times_cache
+from bow.replicas import OptimizerFactory
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -98,7 +100,7 @@ def test_times_are_kept_on_disk_and_read_by_the_next(
 ) -> None:
     monkeypatch.setattr(tile_costs, "REPEATS", 1)
     times = cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
-    assert times_cache(torch.device("cpu"), "SGD").load(TileTimes.from_plain) == times
+    assert times_cache(torch.device("cpu"), SGD(MODEL.parameters())).load(TileTimes.from_plain) == times
     count = len(runs)
     assert cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
     assert len(runs) == count
@@ -109,14 +111,18 @@ def test_times_are_kept_on_disk_and_read_by_the_next(
 
 
 def test_file_is_another_one_for_other_threads_and_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def known(optimizer: str) -> TileTimes | None:
-        return times_cache(torch.device("cpu"), optimizer).load(TileTimes.from_plain)
+    def cache(optimizer: OptimizerFactory) -> Measurements:
+        return times_cache(torch.device("cpu"), optimizer(MODEL.parameters()))
 
-    times_cache(torch.device("cpu"), "SGD").keep(TileTimes().to_plain())
-    assert known("SGD") == TileTimes()
-    assert known("AdamW") is None
+    def known(optimizer: OptimizerFactory) -> TileTimes | None:
+        return cache(optimizer).load(TileTimes.from_plain)
+
+    cache(SGD).keep(TileTimes().to_plain())
+    assert known(functools.partial(SGD, lr=0.2)) == TileTimes()
+    assert known(torch.optim.AdamW) is None
+    assert known(functools.partial(SGD, nesterov=True)) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert known("SGD") is None
+    assert known(SGD) is None
 
 
 def test_a_cache_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
