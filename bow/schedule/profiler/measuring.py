@@ -384,7 +384,7 @@ def _by_signature(
         (name, threads): OperatorTime(
             statistics.median(time.median_s for time in group),
             statistics.median(time.spread_s for time in group),
-            sum(time.repeats for time in group),
+            min(time.repeats for time in group),
         )
         for name, group in groups.items()
     }

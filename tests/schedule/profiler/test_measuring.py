@@ -66,7 +66,7 @@ def test_what_is_known_is_not_measured_again() -> None:
 
 
 def test_few_repeats_are_not_good_enough_where_more_are_wanted() -> None:
-    measured(repeats=2)
+    measured(repeats=20)  # three equal operators make no 60 of them
     assert len(measured(repeats=50)) == 1
     assert measured(repeats=50) == []
 
@@ -99,7 +99,7 @@ def test_operators_of_one_signature_share_a_time() -> None:
     forward = [time for name, time in zip(again.names, again.times[1], strict=True) if name == "aten.addmm.default"]
     assert len(forward) == 3
     assert len(set(forward)) == 1
-    assert forward[0].repeats == 9
+    assert forward[0].repeats == 3
     known = ProfileCache(hardware(again.hardware.rpartition(", ")[2])).read()
     graph = branches().graph
     assert {name for name, _ in known} == {signature(op, graph) for op in operators_of(graph)}
