@@ -107,9 +107,15 @@ class DeviceWeights:
             for cell, part in zip(cells, parts, strict=True):
                 self._gradients.add(cell, cell.box, cell.box, part.view_as(self.parameters[cell]))
         self._sums.clear()
+        seen = set[int]()
         for cell, parameter in self.parameters.items():
             has_gradient = cell.is_trained and cell.operator is not None
-            parameter.grad = self._gradients.take(cell, cell.box).contiguous() if has_gradient else None
+            gradient = self._gradients.take(cell, cell.box).contiguous() if has_gradient else None
+            if gradient is not None:
+                # Of a sum of two weights both have the same one, and optimizers may write to it.
+                gradient = gradient.clone() if gradient.data_ptr() in seen else gradient
+                seen.add(gradient.data_ptr())
+            parameter.grad = gradient
         self._read.clear()
 
     def flattened(self) -> Tensor:

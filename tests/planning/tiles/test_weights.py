@@ -25,6 +25,19 @@ def test_weights_in_a_row_keep_their_type(dtype: torch.dtype) -> None:
     assert [each.tolist() for each in own.parameters.values()] == [[2, 2]]
 
 
+def test_two_weights_never_share_a_gradient() -> None:
+    """Autograd gives one to both weights of a sum, and Nesterov's steps add to it."""
+    own, gradient = weights(torch.float32, torch.float32), torch.ones(2)
+    for name in ("0", "1"):
+        own.add_gradient(name, ((0, 2),), gradient)
+    own.finish_sums()
+    first, second = (each.grad for each in own.parameters.values())
+    assert first is not None
+    assert second is not None
+    first.zero_()
+    assert second.tolist() == [1, 1]
+
+
 def test_a_device_without_weights_has_an_empty_row() -> None:
     assert weights().flattened().numel() == 0
 
