@@ -104,7 +104,8 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
 
     def between(is_timed: bool) -> None:
         links.turn(is_timed)
-        times.append(tiles())
+        if is_timed:
+            times.append(tiles())
 
     timed = time_strategies(group, captured, model, batch, OPTIMIZER, strategies, config.turns, between)
     line, sum_us = links.result()

@@ -119,5 +119,6 @@ def _quoted(name: str, what: str, values: Mapping[str, Any]) -> list[str]:
 
 def _over(strategies: Mapping[str, Any]) -> str:
     """Speed-up of the strategy found over the faster of data parallelism and the expert's strategy."""
-    known = [strategies[name]["step_ms"] for name in ("data", "expert") if "step_ms" in strategies[name]]
+    usual = (strategies[name] for name in ("data", "expert"))
+    known = [each["step_ms"] for each in usual if "step_ms" in each and not each.get("refused")]
     return f"{min(known) / strategies['found']['step_ms']:.2f}" if known else "none"

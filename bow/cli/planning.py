@@ -200,9 +200,10 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
     plans = plan_batch_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
     _, problem, partition, result, _ = min(plans, key=itemgetter(0))
     console.print(_summary(partition, result))
-    if (base_ns := _data_parallel_ns(problem)) is not None:
-        ratio = base_ns / (result.makespan_ns / partition.learners)
-        console.print(f"data parallelism: {base_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
+    if (base := _data_parallel(problem)) is not None:
+        ratio = base.makespan_ns / (result.makespan_ns / partition.learners)
+        compared = f"{ratio:.2f} times as fast" if base.refusal is None else f"does not fit, {base.refusal}"
+        console.print(f"data parallelism: {base.makespan_ns / 1e6:.3f} ms; {compared}")
     _print_distance(console, problem, settings, result.makespan_ns / partition.learners, partition.learners)
     if settings.dry_run:
         console.print("dry run: nothing is written")
@@ -248,7 +249,8 @@ def _written_elsewhere(text: str) -> Path | None:
 
 def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
     rows = terminal_table("A step, simulated", "method", "ms", "speed-up", "sent MB", "compute ms", "peak memory")
-    base_ns = _data_parallel_ns(problem)
+    base = _data_parallel(problem)
+    base_ns = None if base is None or base.refusal is not None else base.makespan_ns
     fitting: list[tuple[float, int]] = []
     for method in settings.methods or compared_methods():
         try:
@@ -275,9 +277,9 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
         console.print(sentence)
 
 
-def _data_parallel_ns(problem: Problem) -> int | None:
+def _data_parallel(problem: Problem) -> SimulationResult | None:
     try:
-        return problem.simulate(baseline(problem, "data")).makespan_ns
+        return problem.simulate(baseline(problem, "data"))
     except BowError:
         return None
 

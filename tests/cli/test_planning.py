@@ -209,6 +209,15 @@ def test_comparing_has_a_row_for_everything(said: Callable[[], str]) -> None:
     assert "towers" not in told  # nobody could hold their weights
 
 
+def test_nothing_is_compared_with_data_parallelism_that_does_not_fit(said: Callable[[], str]) -> None:
+    node = (Path(bow.__file__).parent.parent / "conf/topology/p100_node.yaml").read_text()
+    Path("small.yaml").write_text(re.sub(r"memory_gib: [\d.]+", "memory_gib: 0.0001", node))
+    assert main(["plan", "compare", *MODEL, "topology=small.yaml", *SHORT, "methods=data"]) == 0
+    told = said()
+    assert "does not fit" in told
+    assert "1.00" not in told
+
+
 def test_comparing_tells_of_towers_where_a_processor_can_hold_their_weights(said: Callable[[], str]) -> None:
     assert main(["plan", "compare", *MODEL, "topology=k80_haswell", "methods=gpu"]) == 0
     told = said()
