@@ -267,7 +267,7 @@ class MaxPool : public Operator {
   static void plane(const float* from, const Axis& rows, const Axis& columns, float* best, int64_t* index, int32_t* places) {
     const int64_t wide = columns.count(), stride = columns.stride;
     // Windows completely inside the plane along this axis.
-    const int64_t begin = (columns.padding + stride - 1) / stride;
+    const int64_t begin = std::min(wide, (columns.padding + stride - 1) / stride);
     const int64_t end = std::min(wide, (columns.size + columns.padding - columns.kernel) / stride + 1);
     const bool is_square = rows.kernel == columns.kernel && begin < end;
     for (int64_t row = 0; row < rows.count(); ++row, best += wide, index += wide) {

@@ -180,6 +180,8 @@ class Pooling(nn.Module):
         ((1, 3, 6, 37), {"kernel_size": (2, 5), "stride": (1, 3), "padding": (0, 2)}),
         ((1, 1, 5, 5), {"kernel_size": 2, "ceil_mode": True}),
         ((1, 2, 9, 9), {"kernel_size": 3, "dilation": 2}),
+        ((2, 3, 2, 2), {"kernel_size": 13, "stride": 1, "padding": 6}),  # no window lies inside
+        ((1, 1, 1, 1), {"kernel_size": 9, "stride": 1, "padding": 4}),
     ],
 )
 @pytest.mark.parametrize("kind", ["ties", "random", "nan", "infinite", "double", "channels last", "negated"])
