@@ -111,7 +111,7 @@ def _assembled(
     lowering = Lowering(trace)
     inputs = iter(lowering.inputs)
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
-    operators, instead = skip_identities(lowering.operators, lowering.values)
+    operators, instead = skip_identities(lowering.operators, lowering.values, lowering.lazy)
     outputs = _output_values(trace.outputs, lowering, instead)
     written = {value for name, value in bound[1].items() if outputs["new_buffers"][name] != value}
     operators += _copies(outputs, operators, lowering.values, written.union(bound[0].values()))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator as python_operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ class Lowering:
     def __init__(self, trace: Trace) -> None:
         self.operators: list[Operator] = []
         self.values: dict[int, TensorSpec] = {}
+        self.lazy: set[int] = set()  # values that are conjugated or negated by a bit alone
         self.inputs: list[int] = []
         self.constants: dict[int, Tensor] = {}
         self._made: dict[fx.Node, Any] = {}
@@ -102,6 +103,8 @@ class Lowering:
                 'use dense tensors (sparse=False), or use engine="eager"'
             )
         ref = Ref(len(self.values))
+        if tensor.is_conj() or tensor.is_neg():
+            self.lazy.add(ref.value)
         self.values[ref.value] = TensorSpec.of(tensor)
         return ref
 
@@ -131,17 +134,18 @@ _HALVES = ((0,), (1, 2))  # input; weight and bias
 
 
 def skip_identities(
-    operators: Sequence[Operator], values: Mapping[int, TensorSpec]
+    operators: Sequence[Operator], values: Mapping[int, TensorSpec], lazy: Set[int] = frozenset()
 ) -> tuple[list[Operator], dict[int, int]]:
     """Remove copies, detachments and views whose result has the layout of their argument."""
     # No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
-    # order stays: the kernel of a matrix product depends on it.
+    # order stays: the kernel of a matrix product depends on it. So does one that resolves a conjugate or a negative.
     kept: list[Operator] = []
     instead: dict[int, int] = {}
     for operator in operators:
         current = operator.with_arguments(lambda ref: Ref(instead.get(ref.value, ref.value)))
-        if _is_identity(current, values):
-            (result,) = current.results
+        result = next(iter(current.results), None)
+        resolves = current.reads and current.reads[0] in lazy and result not in lazy
+        if not resolves and _is_identity(current, values):
             assert result is not None
             instead[result] = current.reads[0]
         else:

@@ -721,6 +721,7 @@ class Conjugates(nn.Linear):
     def __init__(self) -> None:
         super().__init__(FEATURES, CLASSES)
         self.scale = nn.Parameter(torch.tensor(0.7))
+        self.turn = nn.Parameter(torch.tensor([0.6, 0.8]))
         self.register_buffer("plain", torch.zeros(FEATURES, dtype=torch.complex128))
         self.register_buffer("conjugate", torch.zeros(FEATURES, dtype=torch.complex128).conj())
         self.register_buffer("imaginary", torch.zeros(1))
@@ -729,6 +730,7 @@ class Conjugates(nn.Linear):
         turned = torch.complex(inputs, inputs * self.weight[0])
         mean = turned.detach().mean(0)
         self.plain, self.conjugate, self.imaginary = mean.conj(), mean, mean[:1].conj().imag
+        turned = turned * torch.view_as_complex(self.turn).conj()
         return super().forward((turned * torch.complex(torch.zeros_like(self.scale), self.scale).conj()).imag)
 
 
