@@ -18,7 +18,7 @@ from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch
 from bow.engines.runner import TaskRunner
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
-from bow.errors import BowError, LossError, ModelError, reason
+from bow.errors import BowError, ModelError, reason
 from bow.graph.execution import lent_generator
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
@@ -145,8 +145,6 @@ class LearningTasks:
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
                 with forward():
                     loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
-                if not loss.requires_grad:
-                    raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 if outside is not None:
                     outside.check(loss, [learner.row, batch])
                     _check_views(learner, parameters)

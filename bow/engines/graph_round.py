@@ -19,7 +19,7 @@ from bow.engines.captured import CapturedTask, CapturedTasks, Shape, changed_buf
 from bow.engines.context import RoundContext
 from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
-from bow.engines.task import Batch
+from bow.engines.task import Batch, losses_dtype
 from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import ScheduleError, reason
 from bow.graph import StepGraph
@@ -183,14 +183,14 @@ class GraphRound:
 
     def collect_turns(self) -> Turns:
         self._raise_failure()
-        losses, (finite,), turn_s, _ = self._builder.job.turns_outcome(self._group.matrix.z.dtype)
+        losses, (finite,), turn_s, _ = self._builder.job.turns_outcome(losses_dtype(self._group.matrix.z))
         return Turns(losses[:, 0], finite, turn_s)
 
     def run_rounds(self, team: NativeTeam) -> list[Outcome]:
         """Run turns of all learners with a barrier after each, up to one that fails; `run` would raise its error."""
         job = self._builder.job
         job.run_turns(team)
-        losses, stayed, _, metrics = job.turns_outcome(self._group.matrix.z.dtype)
+        losses, stayed, _, metrics = job.turns_outcome(losses_dtype(self._group.matrix.z))
         finite, columns = torch.ones(len(stayed), dtype=torch.bool), metrics.unbind(2)
         by_round = [dict(zip(self._metrics, own, strict=True)) for own in zip(*columns, strict=True)]
         outcomes = [
@@ -209,7 +209,9 @@ class GraphRound:
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
-        losses, finite, all_finite, metrics = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        losses, finite, all_finite, metrics = self._builder.job.outcome(
+            losses_dtype(self._group.matrix.z), len(self._metrics)
+        )
         self._builder.job.release(self._results)
         by_name = {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
         outcome = Outcome(losses, finite, self._active, by_name)

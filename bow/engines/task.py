@@ -71,6 +71,7 @@ class LearningTask(nn.Module):
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
         check_metrics(metrics)
+        check_is_trained(loss)
         return loss, metrics
 
 
@@ -79,6 +80,11 @@ def check_loss(loss: object) -> None:
         raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
     if loss.dim() != 0:
         raise LossError(f"the loss must be a scalar tensor, got one of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+def check_is_trained(loss: Tensor) -> None:
+    if not loss.requires_grad:  # `torch.func` would return zeros
+        raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
 
 
 def check_metrics(metrics: object) -> None:
@@ -108,10 +114,16 @@ class Learned(NamedTuple):
     metrics: Metrics
 
 
+def losses_dtype(z: Tensor) -> torch.dtype:
+    """Return the type of a round's losses: a step of a bfloat16 model may compute its loss in float32."""
+    return torch.promote_types(z.dtype, torch.float32)
+
+
 def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Metrics]:
     """Stack the losses and metrics of a round's tasks; NaN where there was none."""
-    nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
-    losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
+    dtype = losses_dtype(z)
+    nan = torch.full((), torch.nan, dtype=dtype, device=z.device)
+    losses = torch.stack([nan if each is None else each.loss.to(dtype) for each in learned])
     metrics = [{} if each is None else each.metrics for each in learned]
     names = {name: value for each in metrics for name, value in each.items()}  # a batch need not have all of them
     if names:
@@ -239,8 +251,11 @@ def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[T
         own, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(own)
         check_metrics(metrics)
+        check_is_trained(own)
         scaled = own * share
-        for index, gradient in enumerate(torch.autograd.grad(scaled, parameters, allow_unused=True)):
+        with torch.autocast(scaled.device.type, enabled=False):  # as where the whole batch is differentiated
+            found = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        for index, gradient in enumerate(found):
             before = gradients[index]
             if gradient is not None:
                 gradients[index] = gradient if before is None else before + gradient

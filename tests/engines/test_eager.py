@@ -163,15 +163,26 @@ def test_training_continues_while_one_learner_stays_finite() -> None:
     assert trained.loop.num_restarts == 1 + HOPELESS_ROUNDS
 
 
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_a_loss_keeps_the_precision_that_the_step_computes_it_in(engine: str) -> None:
+    def step(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return cross_entropy(model(given[0].bfloat16()).float(), given[1])
+
+    model = nn.Linear(6, 3).bfloat16()
+    expected = torch.stack([step(model, batch(seed)) for seed in (1, 2)])
+    assert torch.equal(replicas(model, step=step, engine=engine).round([batch(1), batch(2)]), expected)
+
+
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
         (lambda m, b: cross_entropy(m(b[0]), b[1], reduction="none"), LossError, r"shape \(8,\); take its mean"),
         (lambda m, b: 1.0, LossError, "got float"),
         (lambda m, b: b[0].mean(), LossError, "does not depend on the model"),
+        (lambda m, b: cross_entropy(m(b[0]).detach(), b[1]), LossError, "does not depend on the model"),
         (lambda m, b: cross_entropy(m(b[0]), b[1] + 5), DataError, "index is out of range"),
     ],
-    ids=["vector", "number", "constant", "label"],
+    ids=["vector", "number", "constant", "detached", "label"],
 )
 def test_bad_steps_are_refused_in_one_sentence(step, error, message: str) -> None:
     with pytest.raises(error, match=message):

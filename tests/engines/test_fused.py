@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bow import SMA, LocalSGD, Replicas
+from bow import SMA, Engine, LocalSGD, Replicas
 from bow.engines import batched_layers
 from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
-from bow.errors import DataError
+from bow.errors import DataError, LossError
 from bow.testing import FakeDevice
 from tests.engines.pairs import assert_alike, closed_later
 from tests.graph.cases import Averaging, Branching, Delayed
@@ -278,6 +278,23 @@ def test_a_model_in_bfloat16_follows_eager_with_a_momentum_that_bfloat16_does_no
                 one.round([torch.ones(1, 1, dtype=torch.bfloat16)] * 2)
             made.append(one.W.clone())
     assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("engine", ["fused", Engine("eager", compile=True), Engine("eager", accumulate=2)], ids=str)
+def test_a_loss_that_trains_nothing_is_refused(engine: str | Engine, not_compiled) -> None:
+    """`torch.func` has zeros as its gradient."""
+
+    def step(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            outputs = model(given[0])
+        return nn.functional.cross_entropy(outputs, given[1])
+
+    settings = of_replicas(step=step, optimizer=SGD, learners=2, engine=engine, device="cpu")
+    with (
+        contextlib.closing(Replicas(model(), **settings)) as one,
+        pytest.raises(LossError, match="the loss does not depend on the model's parameters"),
+    ):
+        one.round([batch(0), batch(1)])
 
 
 class Shared(nn.Module):

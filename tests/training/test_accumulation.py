@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextlib import closing
 
 import pytest
 import torch
@@ -164,3 +165,27 @@ def test_members_have_groups_by_name(train: Train, data: Data) -> None:
     alone = train(net, data, optimizer=by_name, learners=1, batch_size=16, seed=0, run_dir=None)
     assert swept[0].model is not None
     close(swept[0].model, alone.model, rtol=0)
+
+
+class Mixed(nn.Module):
+    """A head in float32, whatever autocast says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(5, 64), nn.Linear(64, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.body(inputs).float()
+        with torch.autocast("cpu", enabled=False):
+            return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def test_gradients_in_float32_stay_in_float32_where_batches_come_in_parts(data: Data) -> None:
+    gradients = []
+    for parts in (1, 2):
+        engine = bow.Engine("eager", precision="bfloat16", accumulate=parts)
+        with closing(bow.Replicas(Mixed(), cross_entropy, learners=1, engine=engine, optimizer=SGD)) as replicas:
+            replicas.round([tuple(each[:10] for each in data)])
+            gradients.append(replicas.G[0, 64 * 6 : 64 * 6 + 64 * 3].clone())
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
