@@ -134,6 +134,11 @@ class IndexedStream(BatchStream):
     def epochs(self) -> int:
         return self._position // self.samples_per_epoch
 
+    @property
+    def last_batch(self) -> int | None:
+        """Samples of the last batch; None for an endless stream."""
+        return None if math.isinf(self._end) else int(self._end) % self.batch_size or self.batch_size
+
     @abc.abstractmethod
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
         """Return full batches for all learners from a position, and whether they are stacked."""

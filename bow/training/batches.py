@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import Batch, BatchStream, Deal, Indexed, batch_length, open_stream
 from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
-from bow.engines import Batches, Loop, Stacked
+from bow.engines import Batches, Loop, Loss, Stacked, Step
 from bow.engines.batches import gathered
 from bow.engines.eager import batch_of
-from bow.errors import DataError, SettingError
+from bow.errors import DataError, ModelError, SettingError
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.observe.text import learners_text
 from bow.replicas import LearnerGroup
 from bow.seeds import derive_seed
-from bow.training.checks import check_has_values, check_stacked
+from bow.training.checks import check_first_batch, check_has_values, check_stacked
 
 TRIALS = 2  # derives the seed of the trials' batches
 
@@ -45,6 +45,23 @@ class DataSource:
     def usual_batch(self) -> int | None:
         """First dimension of every full batch; None where a loader counts something else there."""
         return self.stream.batch_size if self.stream.batch_size == batch_length(self.example) else None
+
+    def check_last_batch(self, template: nn.Module, loss: Loss | None, step: Step) -> None:
+        """Refuse a last batch of one sample where the model normalises over the batch: it would fail at the end."""
+        if not isinstance(self.stream, IndexedStream) or self.stream.last_batch != 1:
+            return
+        if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in template.modules()):
+            return
+        one = tree_map_only(Tensor, lambda t: t[:1], self.example)
+        try:
+            check_first_batch(template, one, loss, step, most_bad=1.0, is_training=True)
+        except ModelError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise DataError(
+                f"batch_size={self.batch_size} leaves one sample for the last batch of all epochs, over which the "
+                "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
+            ) from error
 
     def feed(self) -> "TrialFeed":
         if not isinstance(self.stream, IndexedStream):

@@ -306,6 +306,7 @@ def check_first_batch(
     *,
     data: str = "data",
     most_bad: float,
+    is_training: bool = False,
 ) -> None:
     """Run one batch through the model without side effects, except to initialise lazy modules; raise on misfits."""
     check_has_values(batch, data)
@@ -324,7 +325,7 @@ def check_first_batch(
     trained = {} if is_lazy else {n: p for n, p in template.named_parameters() if p.requires_grad}
     versions = {name: parameter._version for name, parameter in trained.items()}
     try:
-        with in_mode(template, False), torch.random.fork_rng(devices=[]):
+        with in_mode(template, is_training), torch.random.fork_rng(devices=[]):
             with torch.set_grad_enabled(data == "data"):
                 if loss is None:
                     result = step(template, batch)

@@ -301,6 +301,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     check_round(stream, rule)
     most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
     check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)
+    opened.check_last_batch(template, config.loss, step)
     validation, evaluator = config.validation, None
     if validation.data is not None:
         evaluator = Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)

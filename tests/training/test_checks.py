@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -235,6 +236,27 @@ def test_wrong_settings_are_refused_and_leave_nothing_behind(
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(model.weight, before)
     assert model.training
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs", "is_refused"), [(41, 1, True), (41, 3, False), (13, 5, True), (42, 1, False)]
+)
+def test_a_last_batch_that_batch_norm_cannot_take_is_refused_before_the_first(
+    train: Train, samples: int, epochs: int, is_refused: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = "batch_size=8 leaves one sample for the last batch"
+    refused = pytest.raises(DataError, match=expected) if is_refused else contextlib.nullcontext()
+    with refused:
+        train(model, (X[:samples], Y[:samples]), batch_size=8, learners=1, epochs=epochs)
+    if is_refused:
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_last_batch_of_one_image_is_trained_on(train: Train) -> None:
+    model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.BatchNorm1d(1), nn.Flatten(), nn.Linear(5, 3))
+    assert train(model, (X[:41], Y[:41]), batch_size=8, learners=1, epochs=1).history
 
 
 class Lying(Dataset[Any]):
