@@ -24,7 +24,7 @@ from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores
 
 AIMS = {"loops": 1.8, "pinned": 1.0, "whole": 1.3}
-"""Mean speed-up over the best single process; minimum over pinned processes; whole trainings over single processes."""
+"""Mean speed-up over the best single process; minimum over pinned processes; whole trainings over these."""
 
 Row = Mapping[str, Any]
 
