@@ -127,6 +127,8 @@ def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
         return f"validation.every={validation.every}: members are evaluated after every epoch; use 1"
     if validation.ema is not None:
         return f"validation.ema={validation.ema:g}: members have no moving average; leave it out"
+    if validation.buffers == "recalibrate" and not has_learners:
+        return 'validation.buffers="recalibrate": members keep the statistics of their training; leave it out'
     if engine.dispatch != "fixed" or engine.schedule is not None or engine.capture == "round":
         return 'members do not support dispatch, schedule or capture="round"; leave them out'
     if engine.name == "fused" and not has_learners:

@@ -241,7 +241,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
 
 
 def _why_no_member(config: TrainConfig) -> str | None:
-    sync, validation = config.sync, config.validation
+    sync = config.sync
     count = 1 if is_member() else choose_devices(config.devices.count)[1]
     is_one = num_learners(config) == 1
     reasons = {
@@ -251,7 +251,6 @@ def _why_no_member(config: TrainConfig) -> str | None:
         f"sync={type(sync).__name__} changes what one learner does": is_one
         and not (type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)),
         f"on_nan={config.on_nan}": config.on_nan == "continue",
-        f"validation.buffers={validation.buffers}": validation.buffers == "recalibrate",
         "they have callbacks": bool(config.callbacks),
         "they have loggers of their own": bool(config.run.loggers),
         "they resume from checkpoints": config.run.resume is not None,

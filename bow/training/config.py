@@ -16,6 +16,7 @@ from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.errors import SettingError
 from bow.observe import Logger
 from bow.replicas import BufferPolicy, OptimizerFactory
+from bow.replicas.buffers import check_policy
 from bow.sync import Independent, Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checks import check_objects, check_step, check_sync, check_target
@@ -95,6 +96,7 @@ class Validation:
         check_objects("metrics", self.metrics, Metric)
         object.__setattr__(self, "data", as_torch_data(self.data))
         check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
+        check_policy(self.buffers)
         number("validation.every", self.every, above=0, most=1, remedy=EVERY)
 
 

@@ -144,6 +144,10 @@ def config(**settings: Any) -> TrainConfig:
         ({"model": nn.Linear(6, 4)}, "their models differ"),
         ({"model": nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 3))}, "their models differ"),
         ({"callbacks": [bow.Callback()]}, "they have callbacks"),
+        (
+            {"validation": bow.Validation(DATA, buffers="recalibrate")},
+            'validation.buffers="recalibrate": members keep the statistics of their training; leave it out',
+        ),
         ({"learners": 2}, "they differ in learners"),
         ({"learners": bow.Tuner()}, None),
         ({"devices": 2}, "devices=2; members use one device"),

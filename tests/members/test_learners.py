@@ -83,6 +83,13 @@ def test_members_in_one_region_are_trainings_of_their_own(tmp_path: Path) -> Non
     test_members_of_several_learners_are_trainings_of_their_own("fused", "mlp", tmp_path)
 
 
+def test_their_batch_norm_statistics_are_recalibrated(tmp_path: Path) -> None:
+    data = IMAGES, LABELS
+    given: dict[str, Any] = {"learners": 2, "validation": bow.Validation(data, buffers="recalibrate")}
+    result = swept(tmp_path / "sweep", Normed, data, VARIANTS[:1], engine="eager", **given)
+    assert_same(result[0], alone(tmp_path / "alone", Normed, data, VARIANTS[0], "eager", threads=None, **given))
+
+
 def test_their_folds_schedulers_and_rules_are_their_own(tmp_path: Path) -> None:
     warm = bow.PerRound(functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=12))
     some, others = torch.arange(100), torch.arange(100, 150)

@@ -369,6 +369,10 @@ SHORT = functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(), "steps": 2}, "after 1 epoch .*steps=2, 0.8 epo"),
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(first=4), "epochs": 4}, "after 4 epochs .*epochs=4"),
         ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
+        (
+            {"variants": [bow.Variant()], "validation": bow.Validation(buffers="recalibrate")},
+            "of their training; leave",
+        ),
         ({"variants": [bow.Variant()], "validation": (torch.ones(9, 5), torch.ones(9).long())}, "batch of validation"),
         ({"variants": bow.grid(lr=[0.1, 0.2]), "scheduler": SHORT, "epochs": 5}, "'lr=0.1' .*has total_steps=3"),
         (
@@ -397,6 +401,8 @@ def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
         bow.EarlyStopping(patience=0)
     with pytest.raises(SettingError, match="asynchronous must be True or False, got 'yes'"):
         bow.Halving(asynchronous="yes")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="buffers must be one of average, recalibrate, first, got 'recalibrat'"):
+        bow.Validation(buffers="recalibrat")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="class 1 has 1 samples"):
         folds(9, 3, labels=torch.tensor([0] * 8 + [1]))
 
