@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from bow.data import is_in_memory, open_stream
+from bow.data.opening import PrivateRandom, read_batch
 from bow.devices import StreamDevice
 from bow.engines.frozen import FrozenValues, generators_kept
 from bow.errors import BowError, SettingError
@@ -26,6 +27,7 @@ from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
+from bow.members.loop import held_out
 from bow.members.member import Variant, check_indices
 from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
@@ -45,6 +47,8 @@ from bow.training.evaluation import Evaluator
 from bow.training.stopping import names_of_epochs, with_directions
 from bow.training.train import scheduler_steps
 from bow.values import shortened
+
+FEW = 4  # samples that are read twice: one that is mirrored at random may be the same both times
 
 
 def checked(config: SweepConfig) -> SweepConfig:
@@ -104,7 +108,10 @@ def checked(config: SweepConfig) -> SweepConfig:
 
 def check_shared(config: SweepConfig) -> None:
     """Check what all members share, those that a search will propose included."""
-    if config.part_of is not None or (config.num_members == 1 and config.search is None):
+    if config.part_of is not None:
+        return
+    _warn_of_random_samples(config)
+    if config.num_members == 1 and config.search is None:
         return
     if (state := state_of_step(config.train)) is not None:
         raise SettingError(
@@ -200,6 +207,31 @@ def _warn_of_generators(data: Any) -> None:
             "the data set draws from a random generator of its own, which members share, so that their samples depend "
             "on each other; draw from the global ones of torch, Python or NumPy, which are seeded for each batch"
         )
+
+
+def _warn_of_random_samples(config: SweepConfig) -> None:
+    """Warn if samples that members are evaluated on are changed at random, as training samples may be."""
+    data = config.train.data
+    indices = next((each.validate_on for each in config.variants if each.validate_on is not None), None)
+    if indices is None or not isinstance(data, Dataset):
+        return
+    some = held_out(data, torch.as_tensor(indices)[:FEW])
+    if is_in_memory(some):
+        return
+    draws = False
+    with contextlib.suppress(Exception), generators_kept(FrozenValues(data.__getitem__, nn.Module()).generators):
+        first, second = (_read(some, seed) for seed in range(2))  # where it fails, reading the batches says so
+        draws = not is_same(first, second)
+    if draws:
+        warn_user(
+            f"samples of the data set {type(data).__name__} are changed at random, also where members are evaluated on "
+            "them; change them in the model or step while the model trains, or evaluate on other data"
+        )
+
+
+def _read(data: Any, seed: int) -> Any:
+    with PrivateRandom(seed).active():
+        return read_batch(data, list(range(len(data))))
 
 
 def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
-from bow.data import is_in_memory
+from bow.data import ShiftedAndMirrored, is_in_memory
 from bow.devices import StreamDevice
 from bow.interruption import Interruption
 from bow.members.cohort import (
@@ -384,6 +384,11 @@ class SweepLoop:
 
 
 def held_out(data: Any, indices: Any) -> Any:
+    """Return the samples to evaluate on: images are shifted and mirrored for training only."""
+    return selected(data.tensors if type(data) is ShiftedAndMirrored else data, indices)
+
+
+def selected(data: Any, indices: Any) -> Any:
     if not is_in_memory(data):
         return Subset(data, indices.tolist())
     return tree_map(lambda leaf: leaf[indices], data.tensors if type(data) is TensorDataset else data)

@@ -41,7 +41,8 @@ class Variant:
         batch_size: batch size; None: the sweep's.
         model: keyword arguments for the model factory, such as `{"width": 64}`.
         train_on: indices of the training samples; None: all.
-        validate_on: indices of samples of the training data to evaluate on; None: the sweep's validation data.
+        validate_on: indices of samples of the training data to evaluate on, those of `bow.data.ShiftedAndMirrored`
+            without random changes; None: the sweep's validation data.
         name: name of the member; None: derived from its settings.
 
     Raises:

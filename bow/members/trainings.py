@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bow.errors import DivergenceError
-from bow.members.loop import SweepLoop, held_out
+from bow.members.loop import SweepLoop, held_out, selected
 from bow.members.member import Member, Progress
 from bow.observe import RunDirectory
 from bow.observe.records import read_records
@@ -62,7 +62,7 @@ class TrainingsLoop(SweepLoop):
             own.model_path.unlink(missing_ok=True)  # of a finished training, if the sweep was killed then
         return dataclasses.replace(
             train.with_run(path=own.path, resume="auto", on_interrupt="return", loggers=(), progress=False),
-            data=train.data if variant.train_on is None else held_out(train.data, variant.train_on),
+            data=train.data if variant.train_on is None else selected(train.data, variant.train_on),
             engine=dataclasses.replace(train.engine, name="graph") if train.engine.name == "auto" else train.engine,
             validation=validation,
             stop=(part,),

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 
 import bow
+from bow.data import ShiftedAndMirrored
 from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.errors import ModelError, SettingError
@@ -281,6 +282,21 @@ def test_folds_see_their_samples_only(name: str, engine: str, tmp_path: Path) ->
         data = (inputs[train], LABELS[train])
         other = alone(tmp_path / str(number), make, data, member.variant, engine, validation=held_out)
         assert_same(member, other)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_images_that_are_shifted_for_training_are_held_out_as_they_are(learners: int, tmp_path: Path) -> None:
+    data, make = ShiftedAndMirrored(IMAGES, LABELS, padding=2), MODELS["lenet"][0]
+    given: dict[str, Any] = {"epochs": 2, "optimizer": SGD, "engine": "eager", "learners": learners}
+    run = bow.Run(tmp_path / "folds", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = bow.cross_validate(make, data, F.cross_entropy, folds=2, run=run, **given)
+    for number, member in enumerate(result):
+        train, test = (torch.as_tensor(each) for each in (member.variant.train_on, member.variant.validate_on))
+        given["validation"] = IMAGES[test], LABELS[test]
+        part, threads = Subset(data, train.tolist()), 1 if learners == 1 else None
+        assert_same(member, alone(tmp_path / str(number), make, part, member.variant, threads=threads, **given))
 
 
 def test_schedulers_are_a_members_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bow.errors import BowError
 from bow.members import Member
 from tests.members.test_equality import (
     DATA,
+    Counted,
     Listed,
     Noised,
     alone,
@@ -88,6 +89,7 @@ def test_an_interrupted_search_is_told(tmp_path: Path) -> None:
 
 LEAKING = [bow.Variant(seed=seed, train_on=range(40), validate_on=range(30, 50)) for seed in range(2)]
 GENERATOR, LEAK = "generator of its own", "evaluated on 10 samples that it is trained on"
+RANDOM = "samples of the data set Noised are changed at random, also where members are evaluated on them"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +97,11 @@ GENERATOR, LEAK = "generator of its own", "evaluated on 10 samples that it is tr
     [
         (functools.partial(bow.sweep, data=Noised(own=True), variants=Listed(*VARIANTS[:3])), [GENERATOR]),
         (functools.partial(bow.sweep, data=DATA, variants=Listed(*LEAKING)), [LEAK, LEAK]),
-        (functools.partial(bow.cross_validate, data=Noised(own=True), folds=2), [GENERATOR]),
+        (functools.partial(bow.cross_validate, data=Noised(own=True), folds=2), [RANDOM, GENERATOR]),
+        (functools.partial(bow.cross_validate, data=Noised(own=False), folds=2), [RANDOM]),
+        (functools.partial(bow.cross_validate, data=Counted(), folds=2), []),
     ],
-    ids=["search", "leaks", "folds"],
+    ids=["search", "leaks", "folds", "folds that are seeded", "folds that are not random"],
 )
 def test_warnings_of_data_point_at_the_call(run: Callable[..., Any], said: list[str], tmp_path: Path) -> None:
     given = {"loss": nn.functional.cross_entropy, "engine": "eager", "steps": 1, "at_once": 1}
