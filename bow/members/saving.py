@@ -7,7 +7,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from bow.errors import CheckpointError, RunDirectoryError, disk_reason
+from bow.errors import BowError, CheckpointError, RunDirectoryError, disk_reason, reason
 from bow.files import save_text
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
@@ -68,29 +68,44 @@ class SweepDirectory(RunDirectory):
         self._loggers = [each for each in config.train.run.loggers if isinstance(each, GroupLogger)]
         self.engine: dict[str, Any] = {}  # by kind of the training members, the state of the engine
         self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member: loggers, number of records logged
+        self._unwritten: set[str] = set()  # what a warning has told of
 
     def save_member(self, member: Member) -> None:
-        try:
-            member.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"the folder {member.run_dir} of a member cannot be created ({disk_reason(error)}); make it writable, "
-                "and resume with resume='auto'"
-            ) from error
-        own, job = RunDirectory(member.run_dir), self._config.jobs.get(member.name)
-        described = {"member": member.name, "variant": member.variant.values}
-        own.write_config(described if job is None else job.as_settings())
-        lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member))
-        save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
+        own = RunDirectory(member.run_dir)
+        self.attempt(lambda: self._describe(member, own), "files of a member", *last_of([member]))
         if member.model is not None:
             save_central(member.model, own)
-        own.best_path.unlink(missing_ok=True)
         if member.best is not None and member.best.model is not member.model:
             try:
                 save_whole(member.best.model, own.best_path)
             except (OSError, SafetensorError) as error:
                 why = disk_reason(error)
                 warnings.warn(f"{own.best_path} cannot be written ({why}); the final model was saved", stacklevel=2)
+
+    def _describe(self, member: Member, own: RunDirectory) -> None:
+        try:
+            own.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = disk_reason(error)
+            raise RunDirectoryError(f"the folder {own.path} cannot be created ({why}); make it writable") from error
+        own.best_path.unlink(missing_ok=True)
+        job, described = self._config.jobs.get(member.name), {"member": member.name, "variant": member.variant.values}
+        own.write_config(described if job is None else job.as_settings())
+        lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member))
+        save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
+
+    def attempt(self, write: Callable[[], object], what: str, round_index: int, time_s: float) -> None:
+        """Write files of the sweep; on failure warn and record it, so that the sweep continues."""
+        try:
+            write()
+        except Exception as error:
+            why = reason(error) if isinstance(error, BowError) else disk_reason(error)
+            message = f"the {what} cannot be written ({why}); the sweep continues"
+            if what not in self._unwritten:
+                warnings.warn(message, stacklevel=3)
+            self._unwritten.add(what)
+            at = {"kind": "event", "time_s": time_s, "round": round_index}
+            self.log({**at, "event": "not written", "message": message})
 
     def log_member(self, member: Member, *, has_ended: bool = False) -> None:
         if not self._loggers:
@@ -154,7 +169,8 @@ class SweepDirectory(RunDirectory):
             for member in members
         ]
         text = json.dumps(plain(rows), indent=1) + "\n"
-        save_text("the table of members", self.path / TABLE, text, RunDirectoryError)
+        path = self.path / TABLE
+        self.attempt(lambda: save_text("it", path, text, RunDirectoryError), "table of members", *last_of(members))
 
     def save_checkpoint(
         self, number: int, waiting: Sequence[Progress], members: Sequence[Member], elapsed_s: float
@@ -181,7 +197,7 @@ class SweepDirectory(RunDirectory):
             "variants": self._kinds,
             "engine": self.engine,
         }
-        save_checkpoint(self.checkpoints, number, state)
+        self.attempt(lambda: save_checkpoint(self.checkpoints, number, state), "checkpoint", number, elapsed_s)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
         if (state := open_checkpoint(resume, self.path, _PARTS)) is None:
@@ -244,6 +260,12 @@ class SweepDirectory(RunDirectory):
             for variant in self._config.variants
         ]
         return [json.dumps(plain(each), sort_keys=True) for each in (common, *own)]
+
+
+def last_of(members: Iterable[Member]) -> tuple[int, float]:
+    """Return the round and time of the last epoch of any of these members."""
+    ended = ((each.history[-1]["round"], each.history[-1]["time_s"]) for each in members if each.history)
+    return max(ended, default=(0, 0.0))
 
 
 def _difference(saved: Sequence[str], given: Sequence[str]) -> str:

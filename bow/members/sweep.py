@@ -36,7 +36,7 @@ from bow.members.member import (
 )
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import MEMBERS, THREADS, SweepDirectory, folder_of
+from bow.members.saving import MEMBERS, THREADS, SweepDirectory, folder_of, last_of
 from bow.members.stopping import Stop, check_stop
 from bow.observe import Record, RunDirectory, RunLock
 from bow.observe.run_directory import readable
@@ -173,7 +173,8 @@ def run_sweep(config: SweepConfig) -> Sweep:
         loop.go()
         if config.search is not None:
             proposed = dataclasses.replace(config, variants=[member.variant for member in members])
-            directory.write_config(_settings(proposed))
+            settings = _settings(proposed)
+            directory.attempt(lambda: directory.write_config(settings), "settings", *last_of(members))
         seconds = loop.elapsed_s
         directory.log({"kind": "members", "time_s": seconds, "engine": loop.engine, "at_once": loop.at_once})
         directory.log({"kind": "end", "time_s": seconds, "seconds": seconds, "samples_per_s": loop.throughput})

@@ -35,6 +35,7 @@ from bow.observe import read_records
 from tests.forked import FORKED
 from tests.members.test_equality import DATA, FLAT, LABELS, assert_alike, interrupted, mlp, swept
 from tests.replicas.test_group import Calls
+from tests.training.test_checkpoint import Table, halved
 
 KILLED = """
 import os, signal, sys
@@ -354,11 +355,54 @@ def test_who_ended_at_a_rung_is_not_counted_at_the_next_one() -> None:
     assert read._values[2] == lived._values[2]
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def not_written(result: Any) -> list[str]:
+    """What the records of a sweep say of files."""
+    records = read_records(result.run_dir / "metrics.jsonl")
+    return [each["message"] for each in records if each.get("event") == "not written"]
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_checkpoints_that_cannot_be_written_end_no_sweep(learners: int, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "checkpoints").touch()
+    given = {"seeds": 1, "at_once": "auto", "learners": learners}
+    with pytest.warns(UserWarning, match=r"^the checkpoint cannot be written \(.*; the sweep continues$") as told:
+        result = by_hand(tmp_path / "sweep", None, **given)
+    assert len(told) == 1
+    assert len(not_written(result)) > 2
+    assert_alike(result, by_hand(tmp_path / "whole", None, **given))
+    assert (result.run_dir / "members.json").exists()
+    assert result.report_path is not None
+
+
+def test_a_scheduler_that_no_checkpoint_can_hold_ends_no_sweep(tmp_path: Path) -> None:
+    class Named(Table):
+        def get_lr(self) -> list[float | Tensor]:
+            return [rate * self.table(self.last_epoch) for rate in self.base_lrs]
+
+    with pytest.warns(UserWarning, match="the checkpoint cannot be written .*halved; .*the sweep continues"):
+        result = bow.sweep(
+            mlp, DATA, F.cross_entropy, variants=bow.grid(seed=range(2)), engine="eager",
+            scheduler=functools.partial(Named, table=halved),
+            run=bow.Run(tmp_path / "sweep", checkpoint_every=4, progress=False),
+        )  # fmt: skip
+    assert [member.epochs for member in result] == [1, 1]
+
+
+def test_files_that_cannot_be_written_are_said_and_end_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweep" / "members.json").mkdir(parents=True)
     (tmp_path / "sweep" / "members").touch()
-    with pytest.raises(RunDirectoryError, match="of a member cannot be created"):
-        swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], engine="eager", epochs=1)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.warns(UserWarning, match="cannot be written") as told:
+        result = swept(tmp_path / "sweep", mlp, DATA, bow.grid(seed=range(2)), engine="eager", epochs=1)
+    assert ["members.json" in text for text in not_written(result)] == [False, False, True]
+    assert "the folder" in not_written(result)[0]
+    assert len(told) == 4  # each model that is elsewhere, too
+    assert len(list((tmp_path / "here").glob("*.safetensors"))) == 2
+    assert all(member.model is not None for member in result)
 
 
 def test_a_finished_sweep_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
