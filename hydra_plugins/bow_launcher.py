@@ -2,7 +2,8 @@
 
 Every job runs in its own thread, one at a time, up to its call of `bow.train`. The requested trainings then become the
 members of one sweep, and each job continues with the result that it would have had alone. So a job returns the same as
-in a single run, to hydra's own sweeper or to any other, such as Optuna's. Trainings that differ in more than seed,
+in a single run, to hydra's own sweeper or to any other, such as Optuna's, unless a step of its training is not finite:
+alone, the step is discarded, and here the job fails as diverged. Trainings that differ in more than seed,
 optimizer, scheduler and batch size, or have several learners, run one after another. `hydra.launcher.resume=auto` with
 the `hydra.sweep.dir` of an interrupted sweep resumes it.
 

@@ -221,7 +221,10 @@ class _Job:
 
 def _outcome(sweep: Sweep, member: Member) -> Outcome:
     if member.stopped == "diverged" or member.model is None:
-        return DivergenceError(f"training of {member.name} diverged; lower the learning rate")
+        return DivergenceError(
+            f"training of {member.name} diverged: its loss, gradient or weights were not finite; lower the learning "
+            "rate, or look for NaN in the data (alone, a training discards such a step and goes on)"
+        )
     path = RunDirectory(member.run_dir.absolute()).model_path
     last = member.history[-1]
     return Result(

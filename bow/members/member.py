@@ -246,8 +246,8 @@ class Member:
             folder unless it is the last model. None if no evaluation had a value.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
         events: one record per event, such as a change of the engine: `event`, `message`, `round` of the engine.
-        stopped: why it ended early: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or the
-            reason returned by a custom rule (`"pruned"`: by Optuna); None: it did not.
+        stopped: why it ended early: `"diverged"` (a step was not finite), `"patience"`, `"halving"`, `"target"`,
+            `"interrupted"`, or the reason returned by a custom rule (`"pruned"`: by Optuna); None: it did not.
         engine: name of the engine that ran it.
         run_dir: folder with its settings, records and model.
     """

@@ -80,7 +80,8 @@ def sweep(
     schedule, early stopping and records. Its result equals that of `bow.train(learners=1, seed=...)` with its settings
     on the same engine with one thread: bit for bit on a CPU in `eager`, and in `graph` if nothing is compiled;
     independent of the other members, of their order, and of interruptions. With `batches="shared"`, the order of the
-    data is that of `seed`. A member that diverges (NaN or infinite values) ends alone.
+    data is that of `seed`. A member whose loss, gradient or weights are not finite (NaN or infinite) in any step ends
+    alone, also where `bow.train` would discard the step; members of several learners do as `bow.train`.
 
     Args:
         model: a function that builds the model, run under a member's seed; or a module, the initial state of all.
@@ -148,7 +149,7 @@ def sweep(
         )
     )
     if all(member.stopped == "diverged" for member in result):
-        warn_user("every member diverged; use a lower learning rate, or scale the data")
+        warn_user("every member diverged; use a lower learning rate, scale the data, or look for NaN in them")
     return result
 
 

@@ -235,6 +235,7 @@ def test_jobs_that_fail_or_diverge_fail_alone(together: Callable[..., list[Any]]
     returned = together([lambda: job(0.1), lambda: job(3e38), lambda: "no training"], said)
     assert returned[0] == 1
     assert "diverged" in returned[1]
+    assert "look for NaN in the data" in returned[1]  # of which one batch is enough
     assert returned[2] == "no training"
     assert said == ["2 runs side by side, one learner each"]
     assert len(list(tmp_path.glob("sweep/checkpoints/*"))) == 2
