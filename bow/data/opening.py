@@ -310,6 +310,14 @@ class LoadedBatches(IterableDataset[Batch]):
         return iter(self.loader)
 
 
+def allows_one_pass(data: Any) -> bool:
+    """Whether all passes over another library's loader share one iterator, which each restarts, as torchdata's do."""
+    source = getattr(data, "dataset", None)
+    if not isinstance(source, LoadedBatches) or isinstance(source.loader, IterableDataset):  # webdataset's start anew
+        return False
+    return iter(source.loader) is iter(source.loader)
+
+
 def open_stream(
     data: Any,
     *,

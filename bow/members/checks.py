@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from bow.data import is_in_memory, open_stream
-from bow.data.opening import PrivateRandom, read_batch
+from bow.data.opening import PrivateRandom, allows_one_pass, read_batch
 from bow.devices import StreamDevice
 from bow.engines.frozen import FrozenValues, generators_kept
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, DataError, SettingError
 from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
@@ -113,6 +113,11 @@ def check_shared(config: SweepConfig) -> None:
     _warn_of_random_samples(config)
     if config.num_members == 1 and config.search is None:
         return
+    if config.at_once != 1 and not config.has_learners and allows_one_pass(config.train.data):
+        raise DataError(
+            "the loader given as data allows one pass at a time, and each member that trains needs its own; use "
+            "at_once=1, or a DataLoader"
+        )
     if (state := state_of_step(config.train)) is not None:
         raise SettingError(
             f"the step or loss changes {state} in Python, which all members would share; keep it in a buffer of the "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bow.cluster import is_member
+from bow.data.opening import allows_one_pass
 from bow.errors import DivergenceError
 from bow.members.checks import state_of_step, why_no_member
 from bow.members.config import SweepConfig
@@ -57,6 +58,8 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         metas = (copy.deepcopy(prepare_template(each.model, each.seed)).to("meta") for each in configs)
         if len(set(map(cloudpickle.dumps, metas))) > 1:
             return "their models differ"
+    if len(configs) > 1 and numbers == {1} and allows_one_pass(first.data):
+        return "their loader allows one pass at a time"
     if len(configs) > 1 and (state := state_of_step(first)) is not None:
         return f"their step or loss changes {state} in Python"
     return None

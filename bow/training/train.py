@@ -17,10 +17,11 @@ from torch import nn
 from bow.cluster import WorkerJob, World, is_leader, is_member, job_name, join, start, was_restarted
 from bow.cluster.config import Devices
 from bow.data import BatchStream
+from bow.data.opening import allows_one_pass
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, OnNan, Step, choose_learners
 from bow.engines.config import Engine
-from bow.errors import RunDirectoryError, SettingError
+from bow.errors import DataError, RunDirectoryError, SettingError
 from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
@@ -288,6 +289,12 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     check_sampler(config.validation.data, "the validation data", count)
     template = prepare_template(config.model, config.seed)
     job = pack(count)  # before anything is read from the data
+    is_one = learners == 1 and (count or 1) == 1 and not is_member()  # evaluated between two passes
+    if config.validation.buffers == "recalibrate" and not is_one and allows_one_pass(config.data):
+        raise DataError(
+            'the loader given as data allows one pass at a time, and validation.buffers="recalibrate" needs one beside '
+            "the training's; use one learner on one device, another policy, or a DataLoader"
+        )
     opened = DataSource(config.data, **config.stream_settings)
     stream = opened.stream
     if config.validation.every < 1 and stream.samples_per_epoch is None:

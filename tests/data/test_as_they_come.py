@@ -181,6 +181,63 @@ def test_passes_over_what_has_no_length_are_not_counted(make: Any, tmp_path: Pat
         trained(linear(), make(tmp_path), tmp_path)
 
 
+class Pass:
+    left: Any
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.left)
+
+
+class OnePass:
+    """A loader whose passes share one iterator, which each of them restarts, as `torchdata.nodes.Loader` does."""
+
+    def __init__(self) -> None:
+        self.under_way = Pass()
+
+    def __iter__(self) -> Any:
+        self.under_way.left = iter(dealt((FEATURES, LABELS), 5, epochs=1))
+        return self.under_way
+
+
+class AnyPass:
+    def __iter__(self) -> Any:
+        return iter(dealt((FEATURES, LABELS), 5, epochs=1))
+
+
+ONE_PASS = "the loader given as data allows one pass at a time, and .*; use"
+
+
+def test_recalibration_is_refused_where_it_would_restart_the_pass_of_the_training(tmp_path: Path) -> None:
+    policy = bow.Validation((FEATURES, LABELS), buffers="recalibrate")
+    given: dict[str, Any] = {"steps": 12, "validation": policy}
+    with pytest.raises(DataError, match=ONE_PASS):
+        trained(linear(), OnePass(), tmp_path, **(given | {"learners": 2}))
+    assert not (tmp_path / "run").exists()
+    result = trained(linear(), OnePass(), tmp_path / "one", **given)
+    assert_same(result.model, list(trained(linear(), AnyPass(), tmp_path / "any", **given).model.parameters()))
+    trained(linear(), AnyPass(), tmp_path / "two", **(given | {"learners": 2}))
+
+
+def test_members_do_not_share_the_pass_of_a_loader(tmp_path: Path) -> None:
+    def swept(data: Any, at_once: Any, name: str) -> bow.members.Sweep:
+        return bow.sweep(
+            linear, data, cross_entropy, variants=bow.grid(lr=[0.1, 0.2]), steps=7, at_once=at_once, engine="eager",
+            run=bow.Run(tmp_path / name, progress=False),
+        )  # fmt: skip
+
+    with pytest.raises(DataError, match=ONE_PASS):
+        swept(OnePass(), "auto", "refused")
+    assert not (tmp_path / "refused").exists()
+    expected = swept(AnyPass(), "auto", "any")
+    for member, other in zip(swept(OnePass(), 1, "one by one"), expected, strict=True):
+        assert member.model is not None
+        assert other.model is not None
+        assert_same(member.model, list(other.model.parameters()))
+
+
 class Transformed(Dataset[Any]):
     """What users of transforms write."""
 

@@ -18,6 +18,7 @@ import bow
 from bow.errors import DivergenceError
 from bow.members.jobs import as_members, run_together, train_together, why_alone
 from bow.training.config import TrainConfig
+from tests.data.test_as_they_come import OnePass
 from tests.forked import FORKED
 
 DATA = torch.randn(48, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
@@ -203,6 +204,13 @@ class Growing(nn.CrossEntropyLoss):
 def test_a_loss_with_state_of_its_own_is_not_shared() -> None:
     loss = Growing()
     assert why_alone([config(loss=loss), config(loss=loss, seed=1)]) == "their step or loss changes 'calls' in Python"
+
+
+def test_trainings_that_share_the_pass_of_a_loader_are_not_members() -> None:
+    loader = OnePass()
+    configs = [config(data=loader, batch_size=None, steps=3, seed=seed) for seed in range(2)]
+    assert why_alone(configs) == "their loader allows one pass at a time"
+    assert why_alone(configs[:1]) is None
 
 
 @pytest.fixture
