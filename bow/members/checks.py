@@ -32,7 +32,7 @@ from bow.members.member import Variant, check_indices
 from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import check_parameterwise, is_elementwise, make_optimizer
-from bow.training.batches import DataSource, check_round
+from bow.training.batches import DataSource, check_last_batch, check_round
 from bow.training.checks import (
     all_labels,
     check_first_batch,
@@ -293,6 +293,8 @@ def _try_first_batches(config: SweepConfig) -> None:
             if needs_validation:
                 labels, of = all_labels(validation.data), "validation"
                 check_first_batch(templates[kind], example(), train.loss, step, labels, data=of, most_bad=MOST_LOST)
+        with _named(variant, variant.batch_size is not None or variant.train_on is not None):
+            check_last_batch(stream, templates[kind], train.loss, train.step_or_loss)
         with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
             optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
             if not is_elementwise(optimizer, device):

@@ -46,23 +46,6 @@ class DataSource:
         """First dimension of every full batch; None where a loader counts something else there."""
         return self.stream.batch_size if self.stream.batch_size == batch_length(self.example) else None
 
-    def check_last_batch(self, template: nn.Module, loss: Loss | None, step: Step) -> None:
-        """Refuse a last batch of one sample where the model normalises over the batch: it would fail at the end."""
-        if not isinstance(self.stream, IndexedStream) or self.stream.last_batch != 1:
-            return
-        if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in template.modules()):
-            return
-        one = tree_map_only(Tensor, lambda t: t[:1], self.example)
-        try:
-            check_first_batch(template, one, loss, step, most_bad=1.0, is_training=True)
-        except ModelError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise DataError(
-                f"batch_size={self.batch_size} leaves one sample for the last batch of all epochs, over which the "
-                "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
-            ) from error
-
     def feed(self) -> "TrialFeed":
         if not isinstance(self.stream, IndexedStream):
             return TrialFeed(None, self.example)
@@ -94,6 +77,24 @@ def check_round(stream: BatchStream, learners: int) -> None:
             f"the data have {samples} samples and one round of {learners_text(learners)} with batch_size={batch} takes "
             f"{batch * learners}; use {'fewer learners, ' if learners > 1 else ''}smaller batches or more data"
         )
+
+
+def check_last_batch(stream: BatchStream, template: nn.Module, loss: Loss | None, step: Step) -> None:
+    """Refuse a last batch of one sample where the model normalises over the batch: it would fail at the end."""
+    if not isinstance(stream, IndexedStream) or stream.last_batch != 1:
+        return
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in template.modules()):
+        return
+    one = tree_map_only(Tensor, lambda t: t[:1], stream.peek())
+    try:
+        check_first_batch(template, one, loss, step, most_bad=1.0, is_training=True)
+    except ModelError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            f"batch_size={stream.batch_size} leaves one sample for the last batch of all epochs, over which the "
+            "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
+        ) from error
 
 
 def copied(batch: Batch) -> Batch:

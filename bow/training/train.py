@@ -29,7 +29,7 @@ from bow.observe import ProgressBar, RunDirectory, RunLock
 from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory, prepare_template
 from bow.sync import Synchroniser
-from bow.training.batches import DataSource, check_round
+from bow.training.batches import DataSource, check_last_batch, check_round
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import (
     candidate_checkpoints,
@@ -308,7 +308,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     check_round(stream, rule)
     most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
     check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)
-    opened.check_last_batch(template, config.loss, step)
+    check_last_batch(stream, template, config.loss, step)
     validation, evaluator = config.validation, None
     if validation.data is not None:
         evaluator = Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bow
-from bow.errors import SettingError
+from bow.errors import DataError, SettingError
 from bow.members import Ensemble, Member, Sweep, folds
 from bow.members.report import SweepReport
 from bow.members.sweep import fold_variants
@@ -390,6 +390,16 @@ def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_p
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert not (tmp_path / "s").exists()
+
+
+def test_a_part_of_the_data_that_leaves_batch_norm_one_sample_is_refused(tmp_path: Path) -> None:
+    data, variants = (torch.randn(40, 3), torch.randint(0, 2, (40,))), [bow.Variant(name="a", train_on=range(17))]
+    settings: dict[str, Any] = {"variants": variants, "batch_size": 8, "epochs": 1}
+    with pytest.raises(DataError, match="variant 'a': batch_size=8 leaves one sample for the last batch"):
+        bow.sweep(lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), data, F.cross_entropy, **settings)
+    run = bow.Run(tmp_path / "s", progress=False)
+    (member,) = bow.sweep(lambda: nn.Linear(3, 2), data, F.cross_entropy, run=run, **settings)
+    assert member.stopped is None
 
 
 def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
