@@ -149,8 +149,8 @@ class Logging:
             )
         if isinstance(value, nn.Module):
             raise SettingError(
-                f"{name!r} is a stateful metric, which concurrent learners cannot share; log its value for the "
-                "batch, or give it to validation=bow.Validation(metrics=[...])"
+                f"{name!r} is a stateful metric, which concurrent learners cannot share; log a value computed from the "
+                "batch, as the functions of torchmetrics.functional do"
             )
         logged[name] = value
 

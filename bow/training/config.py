@@ -20,7 +20,7 @@ from bow.replicas.buffers import check_policy
 from bow.sync import Independent, Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checks import check_objects, check_step, check_sync, check_target
-from bow.training.metrics import Accuracy, Metric, as_metrics, check_names
+from bow.training.metrics import DEFAULT_METRICS, Metric, as_metrics, check_names, check_without_step
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.tuner import Tuner
 from bow.values import given_path, number, whole, whole_seed
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 
-DEFAULT_DEVICES, DEFAULT_METRICS = Devices(), (Accuracy(),)
+DEFAULT_DEVICES = Devices()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Validation:
 
     Args:
         data: in any form of the training data; None: no evaluation.
-        metrics: in addition to the loss, including those of torchmetrics; metrics that do not apply are skipped.
+        metrics: in addition to the loss, including those of torchmetrics; metrics that do not apply are skipped. With
+            `step=`, none but the default is accepted, which is skipped: a step returns its own values.
         every: epochs between evaluations, at most 1; 0.25 evaluates four times an epoch.
         batch_size: samples per evaluation batch; None: 256, or the `DataLoader`'s own.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
@@ -199,6 +200,7 @@ class TrainConfig:
                 f"validation.ema={validation.ema:g} needs a central model that changes in every round, unlike "
                 'with dispatch="first_come", bow.Independent or a partition; leave one of them out'
             )
+        check_without_step(validation.metrics, self.step)
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
         if self.stop is not None:

@@ -103,15 +103,16 @@ def recorded(name: str) -> str:
     return name if name.startswith(OF_TRAINING) else f"{OF_TRAINING}_{name}"
 
 
-def check_recorded(of_step: Iterable[str], others: Iterable[str]) -> None:
-    owners = {name: f"a metric is named {name!r}" for name in others}
+def check_recorded(of_step: Iterable[str]) -> None:
+    owners: dict[str, str] = {}
     for name in of_step:
         known = recorded(name)
         if known in owners:
             raise SettingError(
-                f"a value of the step in training is recorded as {known!r}, but {owners[known]}; rename one"
+                f"a value of the step in training is recorded as {known!r}, but another value is named "
+                f"{owners[known]!r}; rename one"
             )
-        owners[known] = f"another value is named {name!r}"
+        owners[known] = name
 
 
 def mean_loss(by_round: list[Tensor], world: World) -> float:

@@ -34,7 +34,15 @@ from bow.seeds import derive_seed
 from bow.training.batches import batches_in
 from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
 from bow.training.context import RunContext
-from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, is_higher_better, reached
+from bow.training.metrics import (
+    DEFAULT_METRICS,
+    Metric,
+    as_metrics,
+    check_names,
+    check_without_step,
+    is_higher_better,
+    reached,
+)
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 
@@ -249,7 +257,7 @@ class Evaluator:
 def evaluate(
     model: nn.Module,
     data: Any,
-    metrics: Sequence[Metric] = (Accuracy(),),
+    metrics: Sequence[Metric] = DEFAULT_METRICS,
     *,
     loss: Loss | None = None,
     step: Step | None = None,
@@ -284,6 +292,7 @@ def evaluate(
     metrics = as_metrics(metrics)
     check_objects("metrics", metrics, Metric)
     check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
+    check_without_step(metrics, step)
     task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     evaluation_batches(data, batch_size, setting="batch_size")

@@ -108,6 +108,9 @@ class Accuracy(Metric):
         return self._correct / max(self._count, 1)
 
 
+DEFAULT_METRICS = (Accuracy(),)
+
+
 def _class_dimension(outputs: Tensor, targets: Tensor) -> int:
     return 1 if outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
 
@@ -156,6 +159,16 @@ def as_metrics(metrics: Any) -> Any:
         else:
             found.append(each)
     return found
+
+
+def check_without_step(metrics: Sequence[Metric], step: object) -> None:
+    """Reject metrics beside a step, except the default one."""
+    others = [each for each in metrics if type(each) is not Accuracy or each.ignore != IGNORED_LABEL]
+    if step is not None and others:
+        raise SettingError(
+            f"metrics={others} would not be computed: a step returns its own values; return (loss, {{name: value}}) "
+            "from it, or log the values in a LightningModule's validation_step"
+        )
 
 
 def is_higher_better(metric: str, higher: bool | None) -> bool:

@@ -335,7 +335,7 @@ class TrainingLoop:
         position.samples += deal.num_samples
         if not position.meter.samples and self._context.evaluate is not None:
             check_names("a value of the step", outcome.metrics)
-            check_recorded(outcome.metrics, self._context.metrics)
+            check_recorded(outcome.metrics)
         position.meter.samples += deal.num_samples
         self._epoch.add(outcome, deal.num_samples)
         self._records.round_ended(outcome)

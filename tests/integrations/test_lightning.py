@@ -300,6 +300,34 @@ def test_what_cannot_be_taken_over_is_refused_by_name(
         trained(changed(net, **methods), data(), tmp_path)
 
 
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_a_metric_is_logged_as_a_value_of_the_batch(engine: str, kinds: Any, tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    accuracy, (net, data) = torchmetrics.classification.MulticlassAccuracy(3, average="micro"), kinds
+
+    def stateful(self: Any, batch: Any) -> Tensor:
+        self.log("acc", accuracy)
+        return cross_entropy(self(batch[0]), batch[1])
+
+    def of_the_batch(self: Any, batch: Any) -> Tensor:
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.log("acc", torchmetrics.functional.accuracy(outputs, targets, task="multiclass", num_classes=3))
+        return cross_entropy(outputs, targets)
+
+    with pytest.raises(SettingError, match=r"'acc' is a stateful metric, .*torchmetrics\.functional"):
+        trained(changed(net, training_step=stateful), data(), tmp_path, engine=engine)
+    validation = bow.Validation(loader(), metrics=[accuracy])
+    with pytest.raises(SettingError, match=r"metrics=.* would not be computed: .* in a LightningModule's validation_"):
+        trained(changed(net, training_step=of_the_batch), data(), tmp_path, engine=engine, validation=validation)
+    module = changed(net, training_step=of_the_batch, validation_step=of_the_batch)
+    result = trained(module, data(), tmp_path, engine=engine, epochs=1)
+    with torch.no_grad():
+        expected = accuracy(result.model(INPUTS), LABELS)
+    assert result.metrics["acc"] == pytest.approx(float(expected))
+    assert 0 <= result.metrics["train_acc"] <= 1
+
+
 def test_callbacks_and_arguments_that_cannot_be_taken_over_are_refused(pl: Any, kinds: Any, tmp_path: Path) -> None:
     net, data = kinds
     with pytest.raises(SettingError, match="ModelCheckpoint writes Lightning checkpoints"):

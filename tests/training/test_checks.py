@@ -549,19 +549,25 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
         torch.set_default_device(None)
 
 
-@pytest.mark.parametrize(
-    ("values", "metrics", "message"),
-    [
-        (("x", "train_x"), [], "recorded as 'train_x', but another value is named 'x'; rename one"),
-        (("x",), [Given("train_x", itertools.repeat(5.0))], "recorded as 'train_x', but a metric is named 'train_x'"),
-    ],
-)
-def test_values_that_would_have_one_name_in_the_records_are_refused(
-    train: Train, model: nn.Module, values: Any, metrics: Any, message: str
+def test_values_that_would_have_one_name_in_the_records_are_refused(train: Train, model: nn.Module) -> None:
+    step = with_metrics({name: torch.zeros(()) for name in ("x", "train_x")})
+    with pytest.raises(SettingError, match="recorded as 'train_x', but another value is named 'x'; rename one"):
+        train(model, (X, Y), step=step, validation=(X, Y))
+
+
+@pytest.mark.parametrize("metric", [InPercent(), bow.Accuracy(ignore=0)], ids=["own", "changed"])
+def test_metrics_beside_a_step_are_refused_except_the_default(
+    train: Train, model: nn.Module, metric: bow.Metric
 ) -> None:
-    step = with_metrics({name: torch.zeros(()) for name in values})
+    step, validation = with_metrics({}), bow.Validation((X, Y), metrics=[metric])
+    message = r"metrics=\[.*\] would not be computed: a step returns its own values; return "
     with pytest.raises(SettingError, match=message):
-        train(model, (X, Y), step=step, validation=bow.Validation((X, Y), metrics=metrics))
+        train(model, (X, Y), step=step, validation=validation)
+    with pytest.raises(SettingError, match=message):
+        bow.sweep(model, (X, Y), step=step, variants=bow.grid(seed=range(2)), validation=validation)
+    with pytest.raises(SettingError, match=message):
+        bow.evaluate(model, (X, Y), [metric], step=step)
+    assert bow.evaluate(model, (X, Y), [bow.Accuracy()], step=step).keys() == {"loss"}
 
 
 def test_a_value_in_training_is_not_recorded_as_that_of_the_validation_data(train: Train, model: nn.Module) -> None:
