@@ -37,7 +37,6 @@ from bow.training.checks import (
     all_labels,
     check_first_batch,
     check_sampler,
-    check_scheduler_lasts,
     choose_devices,
     make_scheduler,
 )
@@ -45,7 +44,7 @@ from bow.training.config import TrainConfig
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
 from bow.training.stopping import names_of_epochs, with_directions
-from bow.training.train import scheduler_steps
+from bow.training.train import check_scheduler_lasts, scheduler_steps
 from bow.values import shortened
 
 FEW = 4  # samples that are read twice: one that is mirrored at random may be the same both times

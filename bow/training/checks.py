@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -191,18 +191,6 @@ def step_scheduler(scheduler: LRScheduler | None, loss: float, epochs: int = 1) 
 
 def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:
     return "rounds" in parameter_names(factory) and "rounds" not in getattr(factory, "keywords", ())
-
-
-def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit: str) -> None:
-    """Reject a `OneCycleLR` with fewer steps than the training has rounds or epochs left."""
-    if not isinstance(scheduler, OneCycleLR) or steps is None:
-        return
-    needed = scheduler.last_epoch + steps
-    if needed > scheduler.total_steps:
-        raise SettingError(
-            f"scheduler OneCycleLR has total_steps={scheduler.total_steps}, and this training steps it {needed} times, "
-            f"after every {unit}; use total_steps={needed}"
-        )
 
 
 def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
 from bow.cluster import WorkerJob, World, is_leader, is_member, job_name, join, start, was_restarted
 from bow.cluster.config import Devices
@@ -45,7 +47,6 @@ from bow.training.checks import (
     all_labels,
     check_first_batch,
     check_sampler,
-    check_scheduler_lasts,
     choose_devices,
     make_scheduler,
     refuses_moved,
@@ -417,6 +418,24 @@ def scheduler_steps(
         return "epoch", None
     samples = state.get("samples", 0) + rounds * batch * learners
     return "epoch", math.ceil(samples / per_epoch) - state.get("epoch", 0)
+
+
+def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit: str) -> None:
+    """Reject a `OneCycleLR` that ends before the training, and warn of a cosine whose rate rises again within it."""
+    if scheduler is None or steps is None:
+        return
+    needed = scheduler.last_epoch + steps
+    often = f"and this training steps it {needed} times, after every {unit}"
+    if isinstance(scheduler, OneCycleLR) and needed > scheduler.total_steps:
+        raise SettingError(
+            f"scheduler OneCycleLR has total_steps={scheduler.total_steps}, {often}; use total_steps={needed}"
+        )
+    if isinstance(scheduler, CosineAnnealingLR) and needed > scheduler.T_max + 1:  # the last one ends the training
+        warnings.warn(
+            f"scheduler CosineAnnealingLR has T_max={scheduler.T_max}, {often}: the rate rises again; use "
+            f"T_max={needed}",
+            stacklevel=5,
+        )
 
 
 def _is_of_job(run_dir: Path) -> bool:

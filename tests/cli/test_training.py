@@ -132,6 +132,15 @@ def test_report_can_be_written_again(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.endswith("here/report.html\n")
 
 
+@pytest.mark.filterwarnings("default:scheduler CosineAnnealingLR")
+def test_the_rate_of_the_recipe_does_not_rise_again_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["data.limit=64", "learners=4", "engine=eager", "run.progress=false"]  # a round is an epoch
+    assert main(["train", *few, "epochs=17"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["train", *few, "steps=17"]) == 0
+    assert "T_max=15, and this training steps it 17 times, after every epoch: " in capsys.readouterr().err
+
+
 def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "data.limit=64", "epochs=1", "learners=auto", "tuner.objective=goodput"]) == 0
     (path,) = run_dirs()

@@ -538,6 +538,30 @@ def test_a_scheduler_with_too_few_steps_is_refused_and_one_with_enough_is_taken(
     assert train(model, (X, Y), scheduler=scheduler(needed), **fixed).history
 
 
+@pytest.mark.parametrize(
+    ("settings", "longest", "needed"),
+    [
+        ({"epochs": 4}, 2, 4),
+        ({"steps": 19}, 2, 4),  # six rounds are an epoch
+        ({"epochs": 2, "per_round": True}, 10, 12),
+    ],
+    ids=str,
+)
+def test_a_cosine_that_rises_again_is_told_of(
+    train: Train, model: nn.Module, settings: dict[str, Any], longest: int, needed: int
+) -> None:
+    def scheduler(most: int) -> Any:
+        return functools.partial(SCHEDULER.CosineAnnealingLR, T_max=most)
+
+    unit = "round" if "per_round" in settings else "epoch"
+    fixed: dict[str, Any] = {"learners": 2, "batch_size": 4, **settings}
+    with pytest.warns(UserWarning, match=f"T_max={longest}, .* {needed} times, after every {unit}.*; use T_max={needed}"):
+        risen = train(model, (X, Y), scheduler=scheduler(longest), run_dir=None, **fixed)
+    assert "per_round" in settings or risen.history[-1]["lr"] > risen.history[-2]["lr"]
+    train(model, (X, Y), scheduler=scheduler(needed), run_dir=None, **fixed)
+    assert train(model, (X, Y), scheduler=scheduler(needed - 1), run_dir=None, **fixed).history[-1]["lr"] < 0.01
+
+
 def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> None:
     torch.set_default_device("meta")
     try:
