@@ -56,7 +56,8 @@ def train(
 
     Lightning callbacks are called at the start and end of training and epochs, and after each round
     (`on_train_batch_end`, without the batch). They receive the central model and a trainer with `current_epoch`,
-    `global_step`, `max_epochs`, `callback_metrics`, `optimizers`, `is_global_zero` and a writable `should_stop`.
+    `global_step`, `max_epochs` (-1 with `steps`), `callback_metrics`, `optimizers`, `is_global_zero` and a writable
+    `should_stop`. `callback_metrics` has the logged values and `"train_loss"`, not the validation loss as `"loss"`.
     Lightning's `EarlyStopping` is converted to `bow.EarlyStopping`. Other features raise an error that names them:
     manual optimization, several optimizers, `batch_idx`, other hooks.
 
@@ -110,7 +111,7 @@ def train(
         settings["stop"] = [*rules, *(stop if isinstance(stop, Sequence) else [stop])]
     others = [each for each in callbacks if _stop_rule(each, is_evaluated) is None]
     hooked = [each for each in others if _base(each, "Callback") is not None]
-    own = [Hooked(hooked, settings.get("epochs", 1))] if hooked else []
+    own = [Hooked(hooked, settings.get("epochs", 1), settings.get("steps"))] if hooked else []
     result = train_model(
         prepared,
         train_data,
@@ -394,8 +395,9 @@ class TrainerView:
 class Hooked:
     """A callback of `bow.train` that calls Lightning callbacks."""
 
-    def __init__(self, callbacks: Sequence[Any], epochs: int) -> None:
-        self._callbacks, self._trainer = callbacks, TrainerView(epochs)
+    def __init__(self, callbacks: Sequence[Any], epochs: int, steps: int | None) -> None:
+        self._callbacks, self._steps = callbacks, steps
+        self._trainer = TrainerView(epochs if steps is None else -1)  # -1 as in Lightning: no limit
         for each in callbacks:
             base = _base(each, "Callback")
             assert base is not None
@@ -428,7 +430,8 @@ class Hooked:
         trainer, values = self._trainer, metrics(record)
         of_training = {name for name in values if name.startswith("train")}
         logged = {name: value_of(record, name) for name in run.replicas.last.metrics}  # by their names in the module
-        known = logged | {name: value for name, value in values.items() if name not in of_training}
+        # Without the loss of the validation data: in Lightning, "loss" is what the module logs by that name.
+        known = logged | {name: value for name, value in values.items() if name not in (*of_training, "loss")}
         for name, value in {**known, "train_loss": record["train_loss"]}.items():
             trainer.callback_metrics[name] = torch.tensor(value)
         for hook in ("on_validation_epoch_end", "on_validation_end") if values.keys() - of_training else ():
@@ -436,7 +439,8 @@ class Hooked:
         self._call(run, "on_train_epoch_end")
         self._heed(run)
         trainer.current_epoch = run.epoch  # a round may complete several
-        if trainer.current_epoch < trainer.max_epochs and not trainer.should_stop:
+        goes_on = run.epoch < trainer.max_epochs if self._steps is None else run.round < self._steps
+        if goes_on and not trainer.should_stop:
             self._call(run, "on_train_epoch_start")
 
     def on_train_end(self, run: Any, result: Result) -> None:

@@ -178,7 +178,7 @@ def test_callbacks_hear_of_rounds_epochs_and_values(pl: Any, kinds: Any, tmp_pat
 
     net, data = kinds
     result = trained(net(), data(), tmp_path, callbacks=[Listening()])
-    names = ["loss", "train_acc", "train_loss", "val_loss"]
+    names = ["train_acc", "train_loss", "val_loss"]
     assert [each for each in heard if each[0] != "batch"] == [
         ("start", "Net", EPOCHS), ("validation", 0, names), ("validation", 1, names), ("end", 12),
     ]  # fmt: skip
@@ -196,6 +196,41 @@ def test_callbacks_are_told_of_all_the_epochs_that_a_round_completes(pl: Any, ki
     data = DataLoader(TensorDataset(INPUTS, LABELS), batch_sampler=BatchSampler(range(24), 4, drop_last=False))
     trained(kinds[0](), data, tmp_path, callbacks=[Counting()], learners=12, epochs=6)
     assert heard == [(0, 0), (2, 1), (4, 2)]
+
+
+def test_callbacks_hear_of_every_epoch_of_a_training_in_steps(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Counting(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            heard.append((trainer.max_epochs, trainer.current_epoch, trainer.global_step))
+
+    net, data = kinds
+    trained(net(), data(), tmp_path, callbacks=[Counting()], steps=18)  # rounds, six of which are an epoch
+    assert heard == [(-1, 0, 0), (-1, 1, 6), (-1, 2, 12)]
+    trainer = pl.Trainer(max_steps=18, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+                         enable_progress_bar=False, enable_model_summary=False, callbacks=[Counting()])  # fmt: skip
+    trainer.fit(net(), data())
+    assert heard[3:] == heard[:3]
+
+
+def test_the_loss_that_a_module_logs_is_not_that_of_the_validation_data(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listening(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            heard.append((trainer.callback_metrics.get("loss"), trainer.callback_metrics["val_loss"]))
+
+    def training_step(self: Any, batch: Any) -> Tensor:
+        loss = cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    net, data = kinds
+    trained(changed(net, training_step=training_step), data(), tmp_path, callbacks=[Listening()], epochs=1)
+    ((loss, validation_loss),) = heard
+    assert loss is None
+    assert validation_loss > 0
 
 
 def test_early_stopping_is_bows(pl: Any, kinds: Any, tmp_path: Path) -> None:

@@ -555,7 +555,9 @@ def test_a_cosine_that_rises_again_is_told_of(
 
     unit = "round" if "per_round" in settings else "epoch"
     fixed: dict[str, Any] = {"learners": 2, "batch_size": 4, **settings}
-    with pytest.warns(UserWarning, match=f"T_max={longest}, .* {needed} times, after every {unit}.*; use T_max={needed}"):
+    with pytest.warns(
+        UserWarning, match=f"T_max={longest}, .* {needed} times, after every {unit}.*; use T_max={needed}"
+    ):
         risen = train(model, (X, Y), scheduler=scheduler(longest), run_dir=None, **fixed)
     assert "per_round" in settings or risen.history[-1]["lr"] > risen.history[-2]["lr"]
     train(model, (X, Y), scheduler=scheduler(needed), run_dir=None, **fixed)
