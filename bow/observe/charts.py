@@ -196,7 +196,7 @@ def charts(records: Sequence[Record], settings: Mapping[str, str], longest: floa
     others = sorted((name for name in names if name != "loss"), key=lambda name: not is_share(name))
     drawn = [_metric(records, name, clock, settings) for name in others for clock in clocks]
     drawn += [_loss(records, clock, settings) for clock in clocks]
-    drawn += [_throughput(records, time), _learners(records, time), _learning_rate(records)]
+    drawn += [_throughput(records, time), _learners(records, time), _learning_rate(records), _noise_scale(records)]
     return [chart for chart in drawn if chart.points]
 
 
@@ -244,6 +244,11 @@ def _learning_rate(records: Sequence[Record]) -> Chart:
     points = _points(records, EPOCH_CLOCK, ("rounds", *VALIDATION), "lr")
     varies = len({rate for _, rate in points}) > 1
     return Chart("Learning rate over epochs", [Series("learning rate", points if varies else [])], EPOCHS, steps=True)
+
+
+def _noise_scale(records: Sequence[Record]) -> Chart:
+    series = Series("noise scale", _points(records, EPOCH_CLOCK, ("epoch",), "noise_scale"))
+    return Chart("Gradient noise scale over epochs", [series], EPOCHS)
 
 
 def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name: str) -> list[Point]:

@@ -7,7 +7,7 @@ A record has a `kind` and `time_s`, the seconds since training began. The kinds,
 | `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir`, and the provenance: `began`, `command`, `commit`, `versions`, `machine` |
 | `calibration` | once, if engine or learners were chosen automatically | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
 | `rounds` | periodically | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
-| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; `loss` and each metric of the validation data by name; means of the step's metrics in training as `train_...` |
+| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; `loss` and each metric of the validation data by name; means of the step's metrics in training as `train_...`; `noise_scale` where the tuner's objective is goodput |
 | `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; `loss` and each metric of the validation data by name |
 | `event` | when it happens | `round`, `event`, `message` |
 | `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, `best_round` (of the best evaluation), and the last value of each metric; `stopped` for a member of a sweep that ended early |
@@ -35,7 +35,9 @@ POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts", "best_round")
 # Fields that are not metrics.
-FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "stopped", "rows", *POSITION, *SPEED, *OUTCOME))
+FIELDS = frozenset(
+    ("kind", "time_s", "train_loss", "noise_scale", "event", "message", "stopped", "rows", *POSITION, *SPEED, *OUTCOME)
+)
 
 TEXTS = frozenset(("kind", "event", "message", "stopped", "model", "summary", "status", "why"))
 # Fields with the same type in all kinds of records.
@@ -60,7 +62,7 @@ def scalars(record: Record) -> dict[str, float]:
     for name, value in metrics(record).items():
         of_training = name.startswith("train_")
         named[f"train/{name.removeprefix('train_')}" if of_training else f"{part}/{name}"] = value
-    named |= {f"run/{name}": record.get(name) for name in ("epoch", "samples", *SPEED)}
+    named |= {f"run/{name}": record.get(name) for name in ("epoch", "samples", "noise_scale", *SPEED)}
     return {name: value for name, value in named.items() if is_number(value)}
 
 

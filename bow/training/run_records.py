@@ -19,7 +19,7 @@ from bow.devices import available_cores, processor
 from bow.engines import Outcome
 from bow.errors import BowError, disk_reason, reason
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
-from bow.observe.records import SYNTHETIC
+from bow.observe.records import FIELDS, SYNTHETIC
 from bow.training.context import RunContext
 from bow.training.metrics import mean_of
 
@@ -101,7 +101,6 @@ class RunRecords:
     def end(self, best_round: int | None) -> None:
         position = self._position
         last = position.history[-1] if position.history else {}
-        known = {"kind", "time_s", "epoch", "round", "samples", "train_loss", "samples_per_s", "learners", "lr"}
         self.log(
             {
                 "kind": "end",
@@ -112,7 +111,7 @@ class RunRecords:
                 "time_to_target_s": position.time_to_target,
                 "learner_restarts": self._context.num_restarts,
                 "best_round": best_round,
-                **{name: value for name, value in last.items() if name not in known},
+                **{name: value for name, value in last.items() if name not in FIELDS},
             }
         )
 

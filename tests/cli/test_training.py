@@ -13,6 +13,7 @@ from safetensors.torch import save_model
 import bow
 from bow.cli import main, training
 from bow.observe import RunDirectory
+from bow.observe.records import metrics, read_records, scalars
 from bow.training.checks import MOVED
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
@@ -150,6 +151,20 @@ def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> N
     assert "rounds are too few to measure" in found["summary"]
     assert f"engine and learners: {found['summary']}" in capsys.readouterr().out
     assert "objective" in (path / "config.yaml").read_text()
+
+
+def test_the_noise_scale_is_no_value_of_the_validation_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.training.signals.Signals.noise_scale", 120.0)
+    few = ["data.limit=64", "epochs=1", "learners=auto", "validation=null", "run=run"]
+    assert main(["train", *few, "tuner.objective=goodput"]) == 0
+    assert "central model on digits: train loss " in capsys.readouterr().out
+    records = read_records("run/metrics.jsonl")
+    (epoch,), (end,) = ([record for record in records if record["kind"] == kind] for kind in ("epoch", "end"))
+    assert epoch["noise_scale"] == scalars(epoch)["run/noise_scale"] == 120
+    assert metrics(epoch) == metrics(end) == {}
+    assert "Gradient noise scale over epochs" in Path("run/report.html").read_text()
 
 
 @contextlib.contextmanager
