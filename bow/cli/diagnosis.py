@@ -24,11 +24,13 @@ from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, version
 from bow.engines import Engine, choose_learners
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
+from bow.engines.task import parts_of
 from bow.errors import BowError
 from bow.models import LeNet, ResNet
 from bow.runtime import loading
 from bow.terminal import say, terminal, terminal_table
 from bow.timing import time_in_turns
+from bow.training.batches import DataSource
 from bow.training.checks import engine_for
 from bow.training.replicas import Replicas
 
@@ -131,18 +133,22 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
-    inputs, size, wanted = arguments["data"][0], arguments["batch_size"], arguments["engine"]
-    model = arguments["model"]()
+    stream_settings = {name: arguments[name] for name in ("batch_size", "epochs", "steps", "seed")}
+    opened = DataSource(arguments["data"], **stream_settings)
+    model, wanted = arguments["model"](), arguments["engine"]
+    stream, (part, _) = opened.stream, next(parts_of(opened.example, wanted.accumulate))
     learners = getattr(arguments["learners"], "learners", arguments["learners"])  # a number, or a Tuner
     engine = engine_for(wanted, arguments["steps"], place)
     need = predict_memory(
         model,
         arguments["optimizer"],
         arguments["sync"],
-        learners=choose_learners(place, len(inputs), size) if learners == "auto" else learners,
+        learners=choose_learners(place, stream.samples_per_epoch, stream.batch_size)
+        if learners == "auto"
+        else learners,
         engine=engine,
         place=place,
-        saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], wanted.precision),
+        saved=saved_bytes(model, part, wanted.precision),
         clip_norm=arguments["clip_norm"],
         offload=wanted.offload,
         moving_average=arguments["validation"].ema is not None,

@@ -61,6 +61,36 @@ def test_doctor_says_how_many_learners_would_fit(capsys: pytest.CaptureFixture[s
     assert "use learners=" in shown
 
 
+def test_doctor_measures_the_batches_that_a_training_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bow.engines.choice.available_cores", lambda: range(2))
+    records = b"".join(bytes([label, *(shade for shade in range(3) for _ in range(1024))]) for label in range(10))
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (tmp_path / f"{name}.bin").write_bytes(10 * records)
+    words = [
+        "recipe=resnet32",
+        "data=cifar10",
+        f"data.root={tmp_path}",
+        "learners=auto",
+        "engine=graph",
+        "batch_size=2",
+    ]
+    for augment in ("false", "true"):  # tensors, and a data set that reads sample by sample
+        assert main(["doctor", *words, f"data.augment={augment}"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("learners  ", "activations"))]
+    assert rows[:2] == rows[2:]
+    assert rows[0].split()[3:5] == ["2", "x"]
+    assert "2 x " in rows[1]
+
+
+def test_doctor_takes_the_default_size_of_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in ("null", "16"):
+        assert main(["doctor", "model=mlp", "learners=2", f"batch_size={size}"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("activations")]
+    assert rows[0] == rows[1]
+
+
 def test_a_moving_average_is_part_of_the_central_model(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "model=mlp", "learners=2"])
     main(["doctor", "model=mlp", "learners=2", "validation.ema=0.999"])
