@@ -142,8 +142,9 @@ class LoaderStream(BatchStream):
         batches: list[Batch | None] = [self._take() for _ in range(learners)]
         if batches[0] is None:
             return None
-        num_samples = sum(count_samples(batch) for batch in batches if batch is not None)
-        return Deal(batches if own is None else batches[own.start : own.stop], False, num_samples, self._epoch)
+        sizes = [0 if batch is None else count_samples(batch) for batch in batches]
+        own = range(learners) if own is None else own
+        return Deal(batches[own.start : own.stop], False, sizes[own.start : own.stop], sum(sizes), self._epoch)
 
     def peek(self) -> Batch:
         if self._pass is None:

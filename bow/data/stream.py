@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -70,6 +70,7 @@ class Deal(NamedTuple):
 
     batches: Any  # a pytree of tensors `[learners, batch, ...]`, or a list by learner, None for one without a batch
     stacked: bool  # which of the two; with several devices, `batches` are those of one
+    sizes: Sequence[int]  # samples of each batch; 0 for a learner without one
     num_samples: int  # in the batches of all learners, other devices included
     epochs: int  # completed epochs after training on this deal
 
@@ -155,13 +156,14 @@ class IndexedStream(BatchStream):
             return None
         if left >= count:
             batches, stacked = self.full_round(self._position + own.start * self.batch_size, len(own))
+            sizes = [self.batch_size] * len(own)
         else:
             count, stacked = int(left), False
             starts = [self._position + learner * self.batch_size for learner in own]
-            lengths = [min(self.batch_size, int(self._end) - start) for start in starts]
-            batches = [self.batch(*each) if each[1] > 0 else None for each in zip(starts, lengths, strict=True)]
+            sizes = [max(0, min(self.batch_size, int(self._end) - start)) for start in starts]
+            batches = [self.batch(*each) if each[1] else None for each in zip(starts, sizes, strict=True)]
         self._position += count
-        return Deal(batches, stacked, count, self.epochs)
+        return Deal(batches, stacked, sizes, count, self.epochs)
 
     def peek(self) -> Batch:
         return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))

@@ -29,8 +29,8 @@ from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.batches import RoundBatches
 from bow.training.checks import changes_told, make_scheduler
+from bow.training.epoch import TaskValues
 from bow.training.evaluation import EVALUATION, Evaluator, NotFinite, own_numbers
-from bow.training.metrics import mean_of
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
@@ -210,14 +210,14 @@ class Cohort:
             **self.group.state_of(row),
             "stream": self._stream_of(row).state_dict(),
             "scheduler": None if progress.scheduler is None else progress.scheduler.state_dict(),
-            "losses": torch.cat(progress.losses).cpu() if progress.losses else torch.empty(0),
+            "losses": progress.losses.table,
         }
 
     def take(self, row: int) -> Progress:
         progress = self._on(row)
         self.rows[row] = None
         self.feed.streams[row] = None
-        progress.scheduler, progress.losses = None, []
+        progress.scheduler, progress.losses = None, TaskValues()
         return progress
 
     def _on(self, row: int) -> Progress:
@@ -281,7 +281,7 @@ class Cohort:
             if progress is not None and batches is not None and own is not None:
                 progress.round += counts[row]
                 progress.samples += counts[row] * batches.indices.shape[1]
-                progress.losses.append(own.losses)
+                progress.losses.add(own.losses, [batches.indices.shape[1]] * counts[row])
                 yield row, progress, own.finite, epochs[row]
 
     def _of_round(self) -> Iterator[RowOutcome]:
@@ -297,7 +297,7 @@ class Cohort:
             outcome = next(outcome for outcome in self._issued if outcome.active[row])
             progress.round += 1
             progress.samples += each[0]
-            progress.losses.append(outcome.losses[row : row + 1])
+            progress.losses.add(outcome.losses[row : row + 1], [each[0]])
             yield row, progress, outcome.healthy[row], each[1]
 
     def _parts(self, batches: Sequence[Batch | None]) -> list[list[Batch | None]]:
@@ -315,8 +315,8 @@ class Cohort:
         return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
-        losses, progress.losses = progress.losses, []
-        return mean_of([torch.cat(losses)]) if losses else math.nan
+        losses, progress.losses = progress.losses, TaskValues()
+        return losses.mean
 
     def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> Evaluated:
         """Run `evaluate` in a pool's thread, with a model that no other thread uses."""
@@ -377,8 +377,8 @@ class Cohort:
         self._stream_of(row).load_state_dict(state["stream"])
         if progress.scheduler is not None:
             progress.scheduler.load_state_dict(state["scheduler"])
-        losses: Tensor = state["losses"]
-        progress.losses = [losses.to(self.device)] if len(losses) else []
+        progress.losses = TaskValues()
+        progress.losses.add_saved(state["losses"], self.device)
         progress.state = None
 
 

@@ -268,7 +268,7 @@ class SweepLoop:
                 continue
             if epochs is not None and self._config.of(progress.member.variant).is_per_round:
                 needs_loss = isinstance(progress.scheduler, ReduceLROnPlateau)
-                step_scheduler(progress.scheduler, float(progress.losses[-1][-1]) if needs_loss else math.nan)
+                step_scheduler(progress.scheduler, float(progress.losses.values[-1][-1]) if needs_loss else math.nan)
             is_over = epochs is None or cohort.is_over(row)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs

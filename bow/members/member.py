@@ -16,6 +16,7 @@ from bow.errors import SettingError, reason
 from bow.observe.records import metrics, plain
 from bow.replicas import OptimizerFactory
 from bow.training.config import PerRound, SchedulerFactory
+from bow.training.epoch import TaskValues
 from bow.training.evaluation import BestModel
 from bow.values import shortened, whole, whole_seed
 
@@ -302,7 +303,7 @@ class Progress:
     state: Mapping[str, Any] | None = None  # training state to resume from, while it is on no row
     best: dict[str, Any] = field(default_factory=dict)  # its best evaluation so far, as `BestEvaluation` keeps it
     scheduler: LRScheduler | None = None
-    losses: list[Tensor] = field(default_factory=list)  # of the rounds of this epoch
+    losses: TaskValues = field(default_factory=TaskValues)  # of the rounds of this epoch
 
 
 @runtime_checkable

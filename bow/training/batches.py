@@ -109,10 +109,10 @@ def redistribute(deals: Sequence[Deal], learners: int) -> list[Deal]:
     """Redistribute the batches of some rounds over another number of learners; some may sit out of the last round."""
     batches = [batch for deal in deals for batch in batches_of(deal)]
     rounds = [batches[start : start + learners] for start in range(0, len(batches), learners)]
-    again = [
-        Deal([*own, *[None] * (learners - len(own))], False, sum(map(batch_length, own)), deals[0].epochs)
-        for own in rounds
-    ]
+    again = []
+    for own in rounds:
+        sizes, missing = list(map(batch_length, own)), learners - len(own)
+        again.append(Deal([*own, *[None] * missing], False, [*sizes, *[0] * missing], sum(sizes), deals[0].epochs))
     return [*again[:-1], again[-1]._replace(epochs=deals[-1].epochs)]
 
 

@@ -51,7 +51,6 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "stream": dict,
     "started_with": list,
     "history": list,
-    "epoch_losses": torch.Tensor,
     "learners": int,
     "round": int,
     "samples": int,

@@ -1,5 +1,6 @@
 """Losses and step values of an epoch, and detection of diverged trainings."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,14 +9,49 @@ import torch
 from torch import Tensor
 
 from bow.cluster import World
+from bow.data import Deal
 from bow.engines import OnNan, Outcome
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError, SettingError
 from bow.training.context import Learners
-from bow.training.metrics import RESERVED, mean_of
+from bow.training.metrics import RESERVED
 
 MOST_LOST = 0.5  # largest part of an epoch's steps that may be discarded as not finite
 OF_TRAINING = "train"  # prefix, in records, of values from training steps
+LOSS = "loss"  # a step's values have other names
+
+
+class TaskValues:
+    """A value by learning task, NaN where there is none, and the samples of each task."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self._samples: list[float] = []  # one list: a tuple for every round would be work for the garbage collector
+
+    def add(self, values: Tensor, samples: Sequence[float]) -> None:
+        self.values.append(values)
+        self._samples += samples
+
+    def add_saved(self, table: Tensor, device: torch.device) -> None:
+        self.add(table[0].to(device), table[1].tolist())
+
+    @property
+    def mean(self) -> float:
+        """The mean over samples."""
+        return _mean(*self.sums)
+
+    @property
+    def table(self) -> Tensor:
+        """Values and samples `[2, tasks]`, in double precision."""
+        values = torch.cat(self.values).cpu().double() if self.values else torch.empty(0)
+        return torch.stack([values, torch.tensor(self._samples, dtype=torch.float64)])
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """The sum of the values, each times its samples, and the number of samples."""
+        table = self.table
+        there = table[:, ~table[0].isnan()]
+        return float(there.prod(0).sum()), float(there[1].sum())
 
 
 class Epoch:
@@ -24,21 +60,23 @@ class Epoch:
     def __init__(self, replicas: Learners) -> None:
         self._replicas = replicas
         self._world = replicas.world
-        self._losses: list[Tensor] = []
-        self._values = defaultdict[str, list[tuple[Tensor, float | Tensor]]](list)  # with their weights in samples
+        self._values = defaultdict[str, TaskValues](TaskValues)
         self._tasks = 0
         self._restarts_before = 0
 
-    def add(self, outcome: Outcome, num_samples: int) -> None:
-        self._losses.append(outcome.losses)
+    def add(self, outcome: Outcome, deal: Deal) -> None:
         self._tasks += sum(outcome.active)
+        samples = self._sizes(deal)
+        self._values[LOSS].add(outcome.losses, samples)
         for name, values in outcome.metrics.items():
             if name not in RESERVED:
-                of_device = num_samples * self._replicas.learners / self._replicas.group.num_all
-                self._values[name].append((values, of_device / max(sum(outcome.active), 1)))
+                self._values[name].add(values, samples)
 
-    def mean_loss(self) -> float:
-        return mean_loss(self._losses, self._world)
+    def loss_of(self, outcome: Outcome, deal: Deal) -> float:
+        """Return the mean loss over the samples of a round, on all devices."""
+        own = TaskValues()
+        own.add(outcome.losses, self._sizes(deal))
+        return _means({LOSS: own}, self._world)[LOSS]
 
     def check_values(self, of_validation: Iterable[str]) -> None:
         for name in {recorded(name) for name in self._values}.intersection(of_validation):
@@ -48,20 +86,10 @@ class Epoch:
             )
 
     def take_values(self) -> dict[str, float]:
-        """Return and clear the step values' means over the samples of all devices, by their names in records."""
-        tables = {name: _table(own) for name, own in self._values.items()}
-        there = {name: table[:, ~table[0].isnan()] for name, table in tables.items()}
-        sums = {name: (float(each.prod(0).sum()), float(each[1].sum())) for name, each in there.items()}
-        by_device = self._world.all_gather(sums)
+        """Return and clear the means of losses and values over the samples of all devices, by names in records."""
+        means = {LOSS: math.nan} | _means(self._values, self._world)
         self._values.clear()
-        means = {}
-        for name in _names(by_device):
-            total, count = map(sum, zip(*(each[name] for each in by_device if name in each), strict=True))
-            means[recorded(name)] = total / count if count else float("nan")
-        return means
-
-    def end(self) -> None:
-        self._losses = []
+        return {recorded(name): value for name, value in means.items()}
 
     def check_divergence(self, on_nan: OnNan, has_ended: bool) -> None:
         restarts = self._replicas.loop.num_restarts
@@ -75,27 +103,28 @@ class Epoch:
             )
 
     def state(self) -> dict[str, Any] | None:
-        """Return losses, values with their samples `[2, tasks]` and counts of all devices at rank 0; None elsewhere."""
-        losses = torch.cat(self._losses).cpu() if self._losses else torch.empty(0)
+        """Return losses and values with their samples, and counts, of all devices at rank 0; None elsewhere."""
         steps = [self._replicas.loop.num_restarts - self._restarts_before, self._tasks]
-        gathered = self._world.gather((losses, {name: _table(own) for name, own in self._values.items()}, steps))
+        gathered = self._world.gather(({name: own.table for name, own in self._values.items()}, steps))
         if gathered is None:
             return None
-        by_device = [values for _, values, _ in gathered]
-        counted = [sum(each) for each in zip(*(own for _, _, own in gathered), strict=True)]
+        by_device = [values for values, _ in gathered]
+        counted = [sum(each) for each in zip(*(own for _, own in gathered), strict=True)]
         values = {name: torch.cat([each[name] for each in by_device if name in each], 1) for name in _names(by_device)}
-        of_all = torch.cat([own for own, _, _ in gathered])
-        return {"epoch_losses": of_all, "step_values": values, "epoch_steps": counted}
+        return {"step_values": values, "epoch_steps": counted}
 
-    def load(self, losses: Tensor | None, state: Mapping[str, Any]) -> None:
-        self._losses = [] if losses is None else [losses.to(self._replicas.device)]
+    def load(self, values: Mapping[str, Tensor] | None, state: Mapping[str, Any]) -> None:
         self._restarts_before = self._replicas.loop.num_restarts
         if self._world.leads:
             lost, self._tasks = state.get("epoch_steps", (0, 0))
             self._restarts_before -= lost
-            values: Mapping[str, Tensor] = state.get("step_values") or {}
-            for name, (own, samples) in values.items():
-                self._values[name] = [(own.to(self._replicas.device), samples)]
+            for name, own in (values or {}).items():
+                self._values[name].add_saved(own, self._replicas.device)
+
+    def _sizes(self, deal: Deal) -> Sequence[int]:
+        # A learner of a partition counts on the first of its devices, whose batches it trains on.
+        is_counted = self._replicas.group.by_device[self._world.rank]
+        return deal.sizes if is_counted else [0] * len(deal.sizes)
 
 
 def recorded(name: str) -> str:
@@ -115,18 +144,14 @@ def check_recorded(of_step: Iterable[str]) -> None:
         owners[known] = name
 
 
-def mean_loss(by_round: list[Tensor], world: World) -> float:
-    if world.is_one:
-        return mean_of(by_round)
-    losses = torch.cat([loss.reshape(-1) for loss in by_round]) if by_round else torch.empty(0)
-    there = losses[~losses.isnan()].double()
-    total, count = world.sum_numbers([float(there.sum()), float(len(there))])
-    return total / count if count else float("nan")
+def _mean(total: float, samples: float) -> float:
+    return total / samples if samples else math.nan
 
 
-def _table(values: Sequence[tuple[Tensor, float | Tensor]]) -> Tensor:
-    samples = [torch.as_tensor(count, dtype=torch.float64).expand(len(each)) for each, count in values]
-    return torch.stack([torch.cat([each for each, _ in values]).cpu().double(), torch.cat(samples)])
+def _means(values: Mapping[str, TaskValues], world: World) -> dict[str, float]:
+    by_device = world.all_gather({name: own.sums for name, own in values.items()})
+    sums = {name: [each[name] for each in by_device if name in each] for name in _names(by_device)}
+    return {name: _mean(*map(sum, zip(*each, strict=True))) for name, each in sums.items()}
 
 
 def _names(by_device: Iterable[Iterable[str]]) -> list[str]:

@@ -21,7 +21,7 @@ from bow.training.checkpoint import RunCheckpoints, newest_round, scheduler_type
 from bow.training.checks import step_scheduler
 from bow.training.context import RunContext
 from bow.training.dealing import Agreement, Dealing
-from bow.training.epoch import Epoch, check_recorded, mean_loss
+from bow.training.epoch import Epoch, check_recorded
 from bow.training.evaluation import Evaluations
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
@@ -199,9 +199,9 @@ class TrainingLoop:
             **epoch,
         }
 
-    def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
+    def load_state(self, state: Mapping[str, Any], step_values: Mapping[str, Tensor] | None) -> None:
         self.position.load(state)
-        self._epoch.load(epoch_losses, state)
+        self._epoch.load(step_values, state)
         self._evaluations.load(state)
         self._apply_stop_rules()
 
@@ -324,7 +324,7 @@ class TrainingLoop:
                 failure = error
             if self._context.config.is_per_round:
                 needs_loss = isinstance(self._scheduler, ReduceLROnPlateau)
-                step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
+                step_scheduler(self._scheduler, self._epoch.loss_of(outcome, deal) if needs_loss else math.nan)
         self._is_between, self._dealt_from = True, None
         if failure is not None:
             raise failure
@@ -337,7 +337,7 @@ class TrainingLoop:
             check_names("a value of the step", outcome.metrics)
             check_recorded(outcome.metrics)
         position.meter.samples += deal.num_samples
-        self._epoch.add(outcome, deal.num_samples)
+        self._epoch.add(outcome, deal)
         self._records.round_ended(outcome)
         if self._evaluations.average is not None:
             self._evaluations.average.round_ended()
@@ -350,7 +350,6 @@ class TrainingLoop:
                 "kind": "epoch",
                 "epoch": epochs,
                 **self._records.place,
-                "train_loss": self._epoch.mean_loss(),
                 "samples_per_s": self.position.meter.throughput,
             }
             values = self._evaluations.evaluate()
@@ -362,7 +361,8 @@ class TrainingLoop:
         signals = self._context.tuned.signals
         if signals is not None and math.isfinite(noise := signals.noise_scale or 0.0) and noise:
             record["noise_scale"] = noise
-        self.history.append(self._records.log(record | values | (of_training | values)))
+        record["train_loss"] = of_training.pop("train_loss")
+        self.history.append(self._records.log(record | values | of_training))
         try:
             self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)
             self._evaluations.check_target(values)
@@ -371,7 +371,6 @@ class TrainingLoop:
             if not self._context.config.is_per_round:
                 loss = values.get("loss", record["train_loss"])
                 step_scheduler(self._scheduler, loss, self.epoch - before)
-            self._epoch.end()
         self._apply_stop_rules()
 
     def _agree(self) -> None:

@@ -202,7 +202,7 @@ def run_training(config: TrainConfig) -> Result:
         shown = ProgressBar(enabled=config.run.progress and world.leads)
         # Rank 0 distributes the learners and losses of a checkpoint; everyone gets its plain values.
         plain = dict(state or {})
-        learned, epoch_losses = plain.pop("replicas", None), plain.pop("epoch_losses", None)
+        learned, step_values = plain.pop("replicas", None), plain.pop("step_values", None)
         state = world.broadcast(plain or None)
         made = _make_learners(prepared, state, world, shown)
         replicas = made.learners
@@ -243,7 +243,7 @@ def run_training(config: TrainConfig) -> Result:
         )
         loop = TrainingLoop(context, scheduler, shown, Hooks(config.callbacks))
         if state is not None:
-            loop.load_state(state, epoch_losses)
+            loop.load_state(state, step_values)
             if world.leads:
                 delete_checkpoints_after(directory.checkpoints, loop.round)
         loop.go()

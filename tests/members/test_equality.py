@@ -38,6 +38,7 @@ from tests.training.blueprints import assert_equal_models
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
 
+STANDING = functools.partial(torch.optim.SGD, lr=0.0)
 FLAT = torch.randn(150, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(150, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.randint(0, 3, (150,), generator=torch.Generator().manual_seed(2))
@@ -371,6 +372,17 @@ def test_members_in_different_epochs_of_a_data_set_read_their_own(tmp_path: Path
         path = tmp_path / member.name
         other = alone(path, mlp, loader, member.variant, **given)
         assert [each["train_loss"] for each in member.history] == [each["train_loss"] for each in other.history]
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("is_loader", [False, True])
+def test_the_training_loss_of_a_member_is_the_mean_over_samples(tmp_path: Path, is_loader: bool, engine: str) -> None:
+    data = DataLoader(TensorDataset(*DATA), batch_size=40) if is_loader else DATA  # the last batch has 30
+    given: dict[str, Any] = {"batch_size": None if is_loader else 40, "epochs": 1, "optimizer": STANDING}
+    (member,) = swept(
+        tmp_path, functools.partial(nn.Linear, 6, 3), data, bow.grid(seed=[0]), engine=engine, validation=DATA, **given
+    )
+    assert member.history[0]["train_loss"] == pytest.approx(member.history[0]["loss"], rel=1e-6)
 
 
 def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

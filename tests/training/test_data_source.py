@@ -117,7 +117,8 @@ def test_data_without_a_batch_are_refused() -> None:
 def test_batches_are_dealt_again_in_order_to_fewer_learners(stacked: bool, learners: int) -> None:
     def deal(start: int, epochs: int) -> Deal:
         batches: Any = torch.arange(start, start + 8).view(4, 2)
-        return Deal(batches if stacked else [*batches[:3], None], stacked, 8 if stacked else 6, epochs)
+        sizes = [2, 2, 2, 2 if stacked else 0]
+        return Deal(batches if stacked else [*batches[:3], None], stacked, sizes, sum(sizes), epochs)
 
     deals = [deal(0, 0), deal(8, 1)]
     again = redistribute(deals, learners)

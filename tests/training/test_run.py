@@ -128,6 +128,27 @@ def test_the_central_model_is_evaluated_after_every_epoch(train: Train, model: n
     assert torch.equal(result.model.weight, seen[-1].weight)
 
 
+def of_the_first_class(model: nn.Module, batch: Any) -> Any:
+    loss = cross_entropy(model(batch[0]), batch[1])
+    return loss, {"first": (batch[1] == 0).float().mean()}
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("is_loader", [False, True])
+def test_loss_and_values_of_the_training_are_means_over_samples(
+    train: Train, model: nn.Module, data: Data, is_loader: bool, engine: str, learners: int
+) -> None:
+    inputs, targets = data[0][:26], data[1][:26].sort().values
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)  # 8, 8, 8 and 2
+    given: dict[str, Any] = {"step": of_the_first_class, "optimizer": functools.partial(torch.optim.SGD, lr=0.0)}
+    given |= {"engine": engine, "learners": learners, "batch_size": None if is_loader else 8}
+    (record,) = train(model, loader if is_loader else (inputs, targets), **given).history
+    with torch.no_grad():
+        assert record["train_loss"] == pytest.approx(float(cross_entropy(model(inputs), targets)), rel=1e-6)
+    assert record["train_first"] == pytest.approx(float((targets == 0).float().mean()), rel=1e-6)
+
+
 def test_training_loss_is_the_mean_over_all_learning_tasks_of_the_epoch(
     train: Train, model: nn.Module, data: Data
 ) -> None:
