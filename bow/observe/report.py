@@ -310,7 +310,9 @@ def continuous(records: Sequence[Record]) -> list[Record]:
         attempts[-1].append(record)
     kept: list[Record] = []  # rounds repeated after a resume count once, the last time
     for attempt in attempts:
-        first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
+        # An event of the start has the round up to which the attempt before had come.
+        rounds = (record["round"] + (record["kind"] == "event") for record in attempt if "round" in record)
+        first = min(rounds, default=math.inf)
         kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
         reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
         began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)

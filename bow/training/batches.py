@@ -1,5 +1,6 @@
 """Batches of a training: its data stream, those of timed trials, and those of a round on their way to the device."""
 
+import copy
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from bow.devices import StreamDevice
 from bow.engines import Batches, Loop, Loss, Stacked, Step
 from bow.engines.batches import gathered
 from bow.engines.eager import batch_of
-from bow.errors import DataError, ModelError, SettingError
+from bow.errors import BowError, DataError, SettingError
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.observe.text import learners_text
@@ -85,16 +86,14 @@ def check_last_batch(stream: BatchStream, template: nn.Module, loss: Loss | None
         return
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in template.modules()):
         return
-    one = tree_map_only(Tensor, lambda t: t[:1], stream.peek())
-    try:
-        check_first_batch(template, one, loss, step, most_bad=1.0, is_training=True)
-    except ModelError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise DataError(
-            f"batch_size={stream.batch_size} leaves one sample for the last batch of all epochs, over which the "
-            "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
-        ) from error
+    try:  # on a copy: a model may initialise itself by the first batch in training mode
+        check_first_batch(copy.deepcopy(template), stream.batch(0, 1), loss, step, most_bad=1.0, is_training=True)
+    except BowError as error:
+        if "more than 1 value per channel" in str(error):
+            raise DataError(
+                f"batch_size={stream.batch_size} leaves one sample for the last batch of all epochs, over which the "
+                "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
+            ) from error
 
 
 def copied(batch: Batch) -> Batch:

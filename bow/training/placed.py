@@ -358,10 +358,11 @@ def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessG
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     free = min(all_devices.all_gather(free_bytes(group.device)))
     weights, tensors = (sum(each.num_bytes for each in of.values()) for of in (graph.weights, graph.tensors))
+    free -= COPIES * (weights + tensors)  # for the partition itself, which shares a memory or the tensors
     in_one_memory = world.size // world.nodes if group.device.type == "cpu" else 1
     splits = {}
-    if free >= COPIES * in_one_memory * (weights + tensors // world.size):
-        splits["data parallelism"] = data_parallel(graph, RULES, world.size)
+    if free >= (needed := COPIES * in_one_memory * (weights + tensors // world.size)):
+        splits["data parallelism"], free = data_parallel(graph, RULES, world.size), free - needed
     if free >= COPIES * (weights + tensors):
         splits["one device"] = everything_on(graph)
     others = {name: Partition(graph.hash, each) for name, each in splits.items()}

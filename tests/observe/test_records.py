@@ -79,6 +79,14 @@ def test_rounds_done_twice_count_once(records):
     assert [record["round"] for record in joined if record["kind"] == "rounds"] == [13, 18, 36, 41, 59, 64]
 
 
+def test_an_event_of_the_start_leaves_the_epoch_that_it_follows(records):
+    first = [record for record in records(2) if record["kind"] != "end"]
+    last = max(record["round"] for record in first if record["kind"] == "epoch")
+    event = {"kind": "event", "time_s": 2.5, "round": last, "event": "engine changed", "message": ""}
+    joined = continuous([*first, records(1)[0], event])
+    assert [record["epoch"] for record in joined if record["kind"] == "epoch"] == [1, 2]
+
+
 def test_a_clock_that_began_again_goes_on(records):
     first = [record for record in records(2) if record["kind"] != "end"]
     second = [records(1)[0]]

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -252,6 +252,29 @@ def test_a_last_batch_that_batch_norm_cannot_take_is_refused_before_the_first(
         train(model, (X[:samples], Y[:samples]), batch_size=8, learners=1, epochs=epochs)
     if is_refused:
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+class Ready(nn.Module):
+    """Initialises itself by the first batch."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out, self.first = nn.BatchNorm1d(1), nn.Linear(5, 3), list[int]()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training and not self.first:
+            self.first.append(len(inputs))
+            Ready.seen.append(len(inputs))
+        made: Tensor = self.out(self.norm(inputs.unsqueeze(1)).flatten(1))
+        return made
+
+
+def test_looking_at_the_last_batch_changes_nothing(train: Train) -> None:
+    Ready.seen.clear()
+    train(Ready(), (X[:41], Y[:41]), batch_size=8, learners=1, epochs=1, engine="eager")
+    assert 8 in Ready.seen
 
 
 def test_a_last_batch_of_one_image_is_trained_on(train: Train) -> None:

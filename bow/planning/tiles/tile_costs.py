@@ -128,7 +128,10 @@ def cached_tile_times(
 
 def times_cache(device: torch.device, optimizer: torch.optim.Optimizer) -> Measurements:
     """Return the cache of tile times, keyed by hardware, threads, optimizer, and versions of PyTorch and bow."""
-    settings = sorted((name, str(value)) for name, value in optimizer.defaults.items() if name != "lr")
+    settings = [
+        sorted((name, str(value)) for name, value in group.items() if name not in ("params", "lr", "initial_lr"))
+        for group in optimizer.param_groups
+    ]
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
     return Measurements("tiles", processor(), hardware, torch.get_num_threads(), type(optimizer).__name__, settings)
 
