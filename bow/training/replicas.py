@@ -340,7 +340,7 @@ class Replicas(nn.Module):
     def export(self) -> nn.Module:
         """Return a copy of the central model as a plain module, in evaluation mode, on the CPU."""
         sync = self.loop.sync
-        if 0 < self.rounds < sync.every:
+        if 0 < self.rounds < sync.every and not sync.follows(self.group.num_all):
             warnings.warn(
                 f"{sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
                 f"use every={self.rounds} or less, or train for longer",

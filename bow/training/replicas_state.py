@@ -31,6 +31,7 @@ def refusing_damage() -> Iterator[None]:
 def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
     """Return the complete state of the learners at rank 0; None elsewhere."""
     loop.catch_up()
+    loop.sync.grow(group.matrix, loop.context.averaging.num_averaged)  # it may go on with more learners
     restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
     rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
     if rows is None:
@@ -63,9 +64,14 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     alike = loop.sync.timing is Timing.BEFORE_STEP
     if not group.load_state(None if state is None else state["group"], alike):
         loop.sync.start_own(group.matrix)
+    starts = loop.sync.follows(sum(outline["by_device"])) and not loop.sync.follows(group.num_all)
+    if starts:  # z followed the only learner: averaging starts now, without momentum
+        loop.sync.start(group.matrix)
     engines = outline["engines"]
     own = engines[world.rank if len(engines) == world.size else 0] if engines else None
     loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"], own)
+    if starts:
+        loop.context.restarts.drop.take()
 
 
 def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:

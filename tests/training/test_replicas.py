@@ -236,6 +236,37 @@ def test_a_training_state_goes_on_exactly(sync: Any, optimizer: Any) -> None:
     assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
 
 
+@pytest.mark.parametrize("falls", [False, True])
+def test_one_learner_goes_on_as_several_without_momentum_of_the_central_model(falls: bool) -> None:
+    """As where learners are added to a training under way, also where the learning rate had fallen."""
+    first = replicas(1)
+    first.run(stream(), 5)
+    if falls:
+        first.optimizer.param_groups[0]["lr"] *= 0.4
+        first.run(stream(5), 2)
+    second = replicas(1)
+    second.load_training_state(first.training_state(), learners=2)
+    first.loop.resize(2)
+    assert torch.equal(first.run(stream(20), 5), second.run(stream(20), 5))
+    assert torch.equal(first.W, second.W)
+
+
+def test_a_node_of_one_learner_is_saved_for_more() -> None:
+    trained = replicas(1, sync=bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=100)))
+    trained.run(stream(), 3)
+    (kept,) = trained.training_state()["group"]["devices"]
+    assert kept
+    assert all(torch.equal(tensor, trained.W[0]) for tensor in kept.values())
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_central_model_of_one_learner_is_trained_before_it_would_be_averaged() -> None:
+    trained = replicas(1, sync=bow.SMA(every=100))
+    trained.run(stream(), 3)
+    for one, other in zip(trained.export().parameters(), trained.learner(0).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_training_state_is_tensors_and_plain_values(tmp_path: Any) -> None:
     trained = replicas()
     trained.run(stream(), 2)
