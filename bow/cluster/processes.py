@@ -148,7 +148,14 @@ class Processes(World):
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            self._call(dist.broadcast, tensor, group=self._group, group_src=0)
+            # Gloo takes any memory for contiguous, NCCL refuses other, and both lack some types.
+            strides = zip(tensor.stride(), tensor.shape, strict=True)
+            own = tensor[tuple(slice(None if stride else 1) for stride, _ in strides)]  # what `expand` repeats, once
+            whole = own.contiguous()
+            flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+            self._call(dist.broadcast, flat, group=self._group, group_src=0)
+            if whole is not own:
+                own.copy_(whole)
 
     def node_world(self) -> World:
         if self.nodes == 1:

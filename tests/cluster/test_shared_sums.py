@@ -56,6 +56,31 @@ def test_all_processes_have_the_sum_in_the_order_of_ranks(size: int) -> None:
             assert torch.equal(got, first)
 
 
+def buffers(rank: int) -> dict[str, torch.Tensor]:
+    numbers = torch.arange(24, dtype=torch.float64).view(4, 6) + 100 * rank
+    return {
+        "expanded": numbers[1, 1:2].expand(1000),
+        "with gaps": numbers[2:, ::2],
+        "transposed": numbers.clone().t(),
+        "short": numbers.short(),
+        "flags": numbers % 3 == rank,
+        "one": numbers[0, 0].clone(),
+        "none": torch.empty(0, 3),
+    }
+
+
+def broadcast(world: World) -> dict[str, torch.Tensor]:
+    own = buffers(world.rank)
+    world.broadcast_tensors(list(own.values()))
+    return own
+
+
+def test_buffers_of_any_layout_and_type_are_those_of_the_first_device() -> None:
+    for found in in_world(2, broadcast):
+        for name, expected in buffers(0).items():
+            assert torch.equal(found[name], expected), name
+
+
 def several_under_way(world: World) -> list[torch.Tensor]:
     own = [addend(world.rank, number) for number in range(8)]
     pending = [world.sum(tensor) for tensor in own]
