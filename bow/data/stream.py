@@ -31,6 +31,9 @@ class SampleOrder:
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.int64)
 
+    def on(self, device: torch.device) -> "SampleOrder":
+        return SampleOrder(self.num_samples, self.seed, device, self._among)
+
     def indices(self, start: int, count: int) -> Int64[Tensor, " count"]:
         """Return the indices of `count` samples from position `start` of the stream; may span epochs."""
         epoch, offset = divmod(start, self.num_samples)
@@ -308,7 +311,7 @@ class TensorStream(IndexedStream):
 
     def among(self, indices: Int64[Tensor, " some"], epochs: int | None) -> "TensorStream":
         some = TensorStream(self.samples, self.batch_size, None, self.order.seed)
-        order = SampleOrder(len(self.samples), self.order.seed, self.samples.device, indices.to(self.samples.device))
+        order = SampleOrder(len(self.samples), self.order.seed, self.samples.device, indices.cpu())
         IndexedStream.__init__(some, order, self.batch_size, epochs)
         return some
 
@@ -320,7 +323,7 @@ class TensorStream(IndexedStream):
             if self.samples.nbytes > room_bytes:
                 return False
             self.samples = self.samples.to(device)
-            self.order = SampleOrder(len(self.samples), self.order.seed, device)
+            self.order = self.order.on(device)
         self.resides = True
         return True
 

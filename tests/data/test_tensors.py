@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils.data import TensorDataset
 
 from bow.data import open_stream
-from bow.data.stream import TensorSamples
+from bow.data.stream import TensorSamples, TensorStream
 from bow.errors import DataError
 
 
@@ -103,6 +103,14 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
             made = indexed.gather(lambda source, indices, out: torch.index_select(source, 0, indices, out=out))
             assert tree_structure(made) == tree_structure(expected)
             assert all(map(torch.equal, tree_leaves(made), tree_leaves(expected)))
+
+
+def test_a_part_of_the_samples_stays_a_part_on_a_device() -> None:
+    stream = open_stream(_data(), batch_size=4)
+    assert isinstance(stream, TensorStream)
+    some = stream.among(torch.arange(5), None)
+    assert some.reside(torch.device("meta"), room_bytes=10**6)
+    assert some.order.num_samples == 5
 
 
 def test_samples_stay_where_they_are_if_there_is_no_room() -> None:
