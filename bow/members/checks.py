@@ -293,7 +293,7 @@ def _try_first_batches(config: SweepConfig) -> None:
                 labels, of = all_labels(validation.data), "validation"
                 check_first_batch(templates[kind], example(), train.loss, step, labels, data=of, most_bad=MOST_LOST)
         with _named(variant, variant.batch_size is not None or variant.train_on is not None):
-            check_last_batch(stream, templates[kind], train.loss, train.step_or_loss)
+            check_last_batch(stream, train.engine.accumulate, templates[kind], train.loss, train.step_or_loss)
         with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
             optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
             if not is_elementwise(optimizer, device):

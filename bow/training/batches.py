@@ -80,9 +80,11 @@ def check_round(stream: BatchStream, learners: int) -> None:
         )
 
 
-def check_last_batch(stream: BatchStream, template: nn.Module, loss: Loss | None, step: Step) -> None:
-    """Refuse a last batch of one sample where the model normalises over the batch: it would fail at the end."""
-    if not isinstance(stream, IndexedStream) or stream.last_batch != 1:
+def check_last_batch(stream: BatchStream, parts: int, template: nn.Module, loss: Loss | None, step: Step) -> None:
+    """Refuse a last batch, or part of it, of one sample, over which the model normalises: it fails at the end."""
+    if not isinstance(stream, IndexedStream) or stream.last_batch is None:
+        return
+    if stream.last_batch // min(parts, stream.last_batch) != 1:
         return
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in template.modules()):
         return
@@ -90,9 +92,10 @@ def check_last_batch(stream: BatchStream, template: nn.Module, loss: Loss | None
         check_first_batch(copy.deepcopy(template), stream.batch(0, 1), loss, step, most_bad=1.0, is_training=True)
     except BowError as error:
         if "more than 1 value per channel" in str(error):
+            which = "the last batch" if parts == 1 else f"with accumulate={parts} a part of the last batch"
             raise DataError(
-                f"batch_size={stream.batch_size} leaves one sample for the last batch of all epochs, over which the "
-                "model's batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
+                f"with batch_size={stream.batch_size}, {which} of all epochs has one sample, over which the model's "
+                "batch norm cannot normalise; use another batch_size or number of epochs, or leave a sample out"
             ) from error
 
 

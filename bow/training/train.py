@@ -310,7 +310,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
     check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)
     if partition is None:  # which skips a batch of another size
-        check_last_batch(stream, template, config.loss, step)
+        check_last_batch(stream, config.engine.accumulate, template, config.loss, step)
     validation, evaluator = config.validation, None
     if validation.data is not None:
         evaluator = Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)

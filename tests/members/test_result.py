@@ -395,7 +395,7 @@ def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_p
 def test_a_part_of_the_data_that_leaves_batch_norm_one_sample_is_refused(tmp_path: Path) -> None:
     data, variants = (torch.randn(40, 3), torch.randint(0, 2, (40,))), [bow.Variant(name="a", train_on=range(17))]
     settings: dict[str, Any] = {"variants": variants, "batch_size": 8, "epochs": 1}
-    with pytest.raises(DataError, match="variant 'a': batch_size=8 leaves one sample for the last batch"):
+    with pytest.raises(DataError, match="variant 'a': with batch_size=8, the last batch of all epochs has one"):
         bow.sweep(lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), data, F.cross_entropy, **settings)
     run = bow.Run(tmp_path / "s", progress=False)
     (member,) = bow.sweep(lambda: nn.Linear(3, 2), data, F.cross_entropy, run=run, **settings)

@@ -246,12 +246,24 @@ def test_a_last_batch_that_batch_norm_cannot_take_is_refused_before_the_first(
 ) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    expected = "batch_size=8 leaves one sample for the last batch"
+    expected = "with batch_size=8, the last batch of all epochs has one sample"
     refused = pytest.raises(DataError, match=expected) if is_refused else contextlib.nullcontext()
     with refused:
         train(model, (X[:samples], Y[:samples]), batch_size=8, learners=1, epochs=epochs)
     if is_refused:
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_part_of_one_sample_is_refused_like_a_batch(train: Train) -> None:
+    model, engine = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), bow.Engine(accumulate=4)
+    with pytest.raises(DataError, match="with accumulate=4 a part of the last batch of all epochs has one sample"):
+        train(model, (X[:43], Y[:43]), batch_size=8, learners=1, epochs=1, engine=engine)
+
+
+def test_statistics_are_recalibrated_without_a_last_batch_of_one_sample(train: Train) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    settings: dict[str, Any] = {"validation": (X, Y), "buffers": "recalibrate", "batch_size": 16, "epochs": 2}
+    assert train(model, (X[:33], Y[:33]), learners=1, **settings).history
 
 
 class Ready(nn.Module):
