@@ -310,15 +310,19 @@ def continuous(records: Sequence[Record]) -> list[Record]:
         attempts[-1].append(record)
     kept: list[Record] = []  # rounds repeated after a resume count once, the last time
     for attempt in attempts:
-        # An event of the start has the round up to which the attempt before had come.
-        rounds = (record["round"] + (record["kind"] == "event") for record in attempt if "round" in record)
-        first = min(rounds, default=math.inf)
-        kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
+        begin = min((_ended_before(record) for record in attempt if "round" in record), default=math.inf)
+        kept = [record for record in kept if record["kind"] != "end" and _ended_before(record) < begin]
         reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
         began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
         offset = reached if began < reached else 0.0
         kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
     return kept
+
+
+def _ended_before(record: Record) -> int:
+    """Return how many rounds had ended before that of a record; events have its index."""
+    number: int = record.get("round", 0)
+    return number if record["kind"] == "event" else number - 1
 
 
 PROVENANCE = ("commit", "versions", "machine")
