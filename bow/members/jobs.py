@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bow.cluster import is_member
 from bow.data.opening import allows_one_pass
-from bow.errors import DivergenceError
+from bow.errors import DivergenceError, RunDirectoryError
 from bow.members.checks import state_of_step, why_no_member
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
@@ -223,12 +223,14 @@ class _Job:
 
 
 def _outcome(sweep: Sweep, member: Member) -> Outcome:
-    if member.stopped == "diverged" or member.model is None:
+    if member.stopped == "diverged":
         return DivergenceError(
             f"training of {member.name} diverged: its loss, gradient or weights were not finite; lower the learning "
             "rate, or look for NaN in the data (alone, a training discards such a step and goes on)"
         )
     path = RunDirectory(member.run_dir.absolute()).model_path
+    if member.model is None:
+        return RunDirectoryError(f"{member.name} has ended, and its model is not at {path}; train it again")
     last = member.history[-1]
     return Result(
         model=member.model,

@@ -1,6 +1,7 @@
 """Members with several learners: each is a training of `bow.train`, one after another."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -54,7 +55,8 @@ class TrainingsLoop(SweepLoop):
 
     def _config_of(self, progress: Progress) -> TrainConfig:
         variant, own = progress.member.variant, RunDirectory(progress.member.run_dir)
-        train, part = self._config.of(variant), _Part(self._config.rules, lambda run: self._epoch_ended(progress, run))
+        train = self._config.of(variant)
+        part = _Part(self._config.rules, lambda run: self._epoch_ended(progress, run), self._directory.attempt)
         validation = train.validation
         if variant.validate_on is not None:
             validation = dataclasses.replace(validation, data=held_out(train.data, variant.validate_on))
@@ -116,12 +118,16 @@ def _identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
 class _Part:
     """Stop rule and callback of `bow.train` that ends a member's training at its next rung."""
 
-    def __init__(self, rules: Sequence[Any], why_over: Callable[[Any], str | None]) -> None:
-        self.why_over = why_over
+    def __init__(
+        self, rules: Sequence[Any], why_over: Callable[[Any], str | None], attempt: Callable[..., None]
+    ) -> None:
+        self.why_over, self._attempt = why_over, attempt
         for rule in reversed(rules):
             if hasattr(rule, "higher_is_better"):  # the metric of `result.best`
                 self.metric, self.higher_is_better = rule.metric, rule.higher_is_better
 
     def on_train_end(self, run: TrainingLoop, result: Result) -> None:
         if result.stopped in (RUNG, INTERRUPTED) and (state := run.state()) is not None:
-            save_checkpoint(RunDirectory(run.run_dir).checkpoints, run.round, state)
+            folder = RunDirectory(run.run_dir).checkpoints
+            write = functools.partial(save_checkpoint, folder, run.round, state)
+            self._attempt(write, "checkpoint", run.round, run.position.elapsed_s)

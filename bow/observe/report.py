@@ -6,7 +6,7 @@ import importlib.resources
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -311,12 +311,20 @@ def continuous(records: Sequence[Record]) -> list[Record]:
     kept: list[Record] = []  # rounds repeated after a resume count once, the last time
     for attempt in attempts:
         begin = min((_ended_before(record) for record in attempt if "round" in record), default=math.inf)
-        kept = [record for record in kept if record["kind"] != "end" and _ended_before(record) < begin]
+        again = {record.get("event") for record in attempt if record.get("round") == begin}
+        kept = [record for record in kept if _stays(record, begin, again)]
         reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
         began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
         offset = reached if began < reached else 0.0
         kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
     return kept
+
+
+def _stays(record: Record, begin: float, again: Collection[str | None]) -> bool:
+    """Return whether a later attempt, which begins behind some rounds and has these events there, leaves a record."""
+    if record["kind"] == "event" and record.get("round") == begin:  # in the next round, which is repeated, or behind it
+        return record.get("event") not in again
+    return record["kind"] != "end" and _ended_before(record) < begin
 
 
 def _ended_before(record: Record) -> int:

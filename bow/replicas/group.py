@@ -275,8 +275,11 @@ class LearnerGroup:
         }
 
     @torch.no_grad()
-    def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> bool:
-        """Restore the state that `state` returned, given to rank 0; learners without a state start from its `z`."""
+    def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> tuple[int, bool]:
+        """Restore the state that `state` returned, given to rank 0; learners without a state start from its `z`.
+
+        Return for how many learners there was one, and whether there was the synchroniser's of this device.
+        """
         parts = None
         if state is not None:
             left_out = ("learners", "devices")
@@ -309,7 +312,7 @@ class LearnerGroup:
         ]
         self.optimizer.load(shared["optimizer"], states)
         self.gather_buffers()
-        return bool(kept)
+        return len(learners), bool(kept)
 
     def _state_of(self, index: int) -> dict[str, Any]:
         module = self.learners[index].module

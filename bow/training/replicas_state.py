@@ -31,9 +31,13 @@ def refusing_damage() -> Iterator[None]:
 def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
     """Return the complete state of the learners at rank 0; None elsewhere."""
     loop.catch_up()
-    loop.sync.grow(group.matrix, loop.context.averaging.num_averaged)  # it may go on with more learners
     restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
+    own = {name: kept for name, kept in group.matrix.state.items() if name in loop.sync.own_state}
+    before = {name: kept.clone() for name, kept in own.items()}
+    loop.sync.grow(group.matrix, loop.context.averaging.num_averaged)  # what is saved may go on with more learners
     rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
+    for name, kept in own.items():
+        kept.copy_(before[name])
     if rows is None:
         return None
     return {
@@ -62,8 +66,10 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     loop.catch_up()
     loop.resize(part_of(outline["by_device"], world) if learners is None else learners)
     alike = loop.sync.timing is Timing.BEFORE_STEP
-    if not group.load_state(None if state is None else state["group"], alike):
+    num_loaded, has_own = group.load_state(None if state is None else state["group"], alike)
+    if not has_own:
         loop.sync.start_own(group.matrix)
+    group.matrix.weights[num_loaded:].copy_(loop.sync.center(group.matrix))
     starts = loop.sync.follows(sum(outline["by_device"])) and not loop.sync.follows(group.num_all)
     if starts:  # z followed the only learner: averaging starts now, without momentum
         loop.sync.start(group.matrix)

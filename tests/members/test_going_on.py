@@ -375,6 +375,26 @@ def test_checkpoints_that_cannot_be_written_end_no_sweep(learners: int, tmp_path
     assert result.report_path is not None
 
 
+def test_a_rung_without_a_checkpoint_ends_no_sweep_of_several_learners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(path: Path) -> Any:
+        return bow.sweep(
+            mlp, DATA, F.cross_entropy, variants=bow.grid(lr=[0.001, 0.1]), learners=2, epochs=3, engine="eager",
+            optimizer=torch.optim.SGD, stop=bow.Halving(reduction=2, first=1), validation=DATA,
+            run=bow.Run(path, progress=False),
+        )  # fmt: skip
+
+    def refuse(*given: Any) -> None:
+        raise CheckpointError("the disk is full")
+
+    expected = train(tmp_path / "whole")
+    monkeypatch.setattr("bow.members.trainings.save_checkpoint", refuse)
+    with pytest.warns(UserWarning, match=r"the checkpoint cannot be written \(the disk is full\); the sweep continues"):
+        result = train(tmp_path / "sweep")
+    assert_alike(result, expected)
+
+
 def test_a_scheduler_that_no_checkpoint_can_hold_ends_no_sweep(tmp_path: Path) -> None:
     class Named(Table):
         def get_lr(self) -> list[float | Tensor]:

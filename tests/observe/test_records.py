@@ -87,6 +87,19 @@ def test_an_event_of_the_start_leaves_the_epoch_that_it_follows(records):
     assert [record["epoch"] for record in joined if record["kind"] == "epoch"] == [1, 2]
 
 
+def test_events_behind_the_last_round_stay_once(records):
+    """Rounds of an engine's events are indices, those of others counts."""
+
+    def event(name, time_s):
+        return {"kind": "event", "time_s": time_s, "round": last, "event": name, "message": ""}
+
+    first = [record for record in records(2) if record["kind"] != "end"]
+    last = max(record["round"] for record in first if record["kind"] == "epoch")
+    joined = continuous([*first, event("data", 2.0), event("interrupted", 2.0), records(1)[0], event("data", 2.5)])
+    assert [record["event"] for record in joined if record["kind"] == "event"][-2:] == ["interrupted", "data"]
+    assert sum(record.get("event") == "data" for record in joined) == 1
+
+
 def test_a_clock_that_began_again_goes_on(records):
     first = [record for record in records(2) if record["kind"] != "end"]
     second = [records(1)[0]]

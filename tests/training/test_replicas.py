@@ -236,15 +236,18 @@ def test_a_training_state_goes_on_exactly(sync: Any, optimizer: Any) -> None:
     assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
 
 
-@pytest.mark.parametrize("falls", [False, True])
-def test_one_learner_goes_on_as_several_without_momentum_of_the_central_model(falls: bool) -> None:
+NODES = bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=100))
+
+
+@pytest.mark.parametrize(("sync", "falls"), [(bow.SMA(), False), (bow.SMA(), True), (NODES, False)])
+def test_one_learner_goes_on_as_several_without_momentum_of_the_central_model(sync: Any, falls: bool) -> None:
     """As where learners are added to a training under way, also where the learning rate had fallen."""
-    first = replicas(1)
+    first = replicas(1, sync=sync)
     first.run(stream(), 5)
     if falls:
         first.optimizer.param_groups[0]["lr"] *= 0.4
         first.run(stream(5), 2)
-    second = replicas(1)
+    second = replicas(1, sync=sync)
     second.load_training_state(first.training_state(), learners=2)
     first.loop.resize(2)
     assert torch.equal(first.run(stream(20), 5), second.run(stream(20), 5))
@@ -252,11 +255,13 @@ def test_one_learner_goes_on_as_several_without_momentum_of_the_central_model(fa
 
 
 def test_a_node_of_one_learner_is_saved_for_more() -> None:
-    trained = replicas(1, sync=bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=100)))
+    trained = replicas(1, sync=NODES)
     trained.run(stream(), 3)
+    before = copy.deepcopy(trained.loop.group.matrix.state)
     (kept,) = trained.training_state()["group"]["devices"]
     assert kept
     assert all(torch.equal(tensor, trained.W[0]) for tensor in kept.values())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained.loop.group.matrix.state.items())
 
 
 @pytest.mark.filterwarnings("error")

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
+from bow.training.epoch import TaskValues
 from tests.training.blueprints import Behind, Data, Given, Iterated, Train, assert_equal_models
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -696,3 +697,10 @@ def test_throughput_leaves_warm_up_and_evaluation_out(
     result = train(model, data, epochs=2, validation=data, callbacks=[Behind(slow)])
     assert result.throughput == pytest.approx(9 * 8 / (2.5 + 8 * 0.5))
     assert result.seconds == pytest.approx(27 + 2.5 + 8 * 0.5 + 2 * 100)
+
+
+def test_losses_saved_by_an_earlier_version_weigh_as_much_as_their_batches() -> None:
+    values = TaskValues()
+    values.add_saved(torch.tensor([1.0, 3.0]), torch.device("cpu"), samples=8.0)
+    values.add(torch.tensor([5.0]), [16])
+    assert values.mean == pytest.approx((8 + 24 + 80) / 32)
