@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import BEGIN, END, replaced, results_block, summary_block
+from benchmarks.readme import BEGIN, END, _over, replaced, results_block, summary_block
 from bow.errors import SettingError
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,12 @@ def test_a_race_that_bow_did_not_finish_names_no_fastest_peer(tmp_path: Path) ->
             values["verdict"] |= {"best_peer": None, "ratio": None}
         (tmp_path / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
     assert "fastest peer" not in summary_block(tmp_path)
+
+
+def test_a_strategy_is_not_compared_with_one_that_does_not_fit() -> None:
+    strategies = {"data": {"step_ms": 3.0, "refused": "memory"}, "expert": {"step_ms": 8.0}, "found": {"step_ms": 2.0}}
+    assert _over(strategies) == "4.00"
+    assert _over({**strategies, "expert": {"refused": "memory"}}) == "none"
 
 
 def test_the_readme_is_short() -> None:
