@@ -443,8 +443,10 @@ def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batc
     source = _second_loader(data) if isinstance(data, DataLoader) else data
     stream = open_stream(source, **size, steps=RECALIBRATION_BATCHES if is_iterable(data) else None, seed=seed)
     deals = iter(lambda: stream.deal(1), None)
-    for number, deal in enumerate(itertools.islice(deals, RECALIBRATION_BATCHES)):
-        if number == 0 or deal.num_samples > 1:  # batch norm takes no single sample, which a last batch may be
+    first = 0
+    for deal in itertools.islice(deals, RECALIBRATION_BATCHES):
+        first = first or deal.num_samples
+        if deal.num_samples > 1 or first == 1:  # batch norm may take no single sample, which a last batch may be
             yield batch_of(batches_in(deal), 0)
 
 

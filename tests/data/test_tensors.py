@@ -108,9 +108,10 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
 def test_a_part_of_the_samples_stays_a_part_on_a_device() -> None:
     stream = open_stream(_data(), batch_size=4)
     assert isinstance(stream, TensorStream)
-    some = stream.among(torch.arange(5), None)
+    part = torch.tensor([3, 7, 11, 19, 23])
+    some = stream.among(part, None)
     assert some.reside(torch.device("meta"), room_bytes=10**6)
-    assert some.order.num_samples == 5
+    assert torch.equal(some.order.on(torch.device("cpu")).indices(0, 5).sort().values, part)
 
 
 def test_samples_stay_where_they_are_if_there_is_no_room() -> None:

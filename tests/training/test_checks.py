@@ -266,6 +266,13 @@ def test_statistics_are_recalibrated_without_a_last_batch_of_one_sample(train: T
     assert train(model, (X[:33], Y[:33]), learners=1, **settings).history
 
 
+def test_statistics_are_recalibrated_from_single_images(train: Train) -> None:
+    model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.BatchNorm1d(1), nn.Flatten(), nn.Linear(5, 3))
+    settings: dict[str, Any] = {"validation": (X, Y), "buffers": "recalibrate", "batch_size": 1, "epochs": 1}
+    norm = train(model, (X, Y), learners=1, **settings).model.get_submodule("1")
+    torch.testing.assert_close(norm.get_buffer("running_mean"), X.mean().view(1), rtol=0, atol=0.05)
+
+
 class Ready(nn.Module):
     """Initialises itself by the first batch."""
 
