@@ -378,7 +378,7 @@ class Cohort:
         if progress.scheduler is not None:
             progress.scheduler.load_state_dict(state["scheduler"])
         progress.losses = TaskValues()
-        progress.losses.add_saved(state["losses"], self.device, self._stream_of(row).batch_size or 1)
+        progress.losses.add_saved(state["losses"], self.device)
         progress.state = None
 
 

@@ -138,7 +138,7 @@ class MemberGroup(LearnerGroup):
         module = self.learners[row].module
         self.matrix.weights_of(row).copy_(state["weights"])
         load_buffers(module, state["buffers"])
-        load_extra_state(module, state.get("extra", {}))  # older states have none
+        load_extra_state(module, state["extra"])
         for name, frozen in state["frozen"].items():
             module.get_parameter(name).data.copy_(frozen)
         self.optimizer.load(row, state["optimizer"])

@@ -43,6 +43,7 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "round": int,
     "elapsed_s": (int, float),
     "variants": list,
+    "engine": dict,
 }
 
 
@@ -208,7 +209,7 @@ class SweepDirectory(RunDirectory):
                 "variants, data and settings in the same order, or name another run directory"
             )
         delete_checkpoints_after(self.checkpoints, state["round"])  # damaged ones
-        self.engine = state.get("engine", {})
+        self.engine = state["engine"]
         return state
 
     def load_models(self, member: Member, template: nn.Module, best: Mapping[str, Any]) -> None:
@@ -270,8 +271,6 @@ def last_of(members: Iterable[Member]) -> tuple[int, float]:
 
 def _difference(saved: Sequence[str], given: Sequence[str]) -> str:
     """Say how the first settings that differ do: those of all, such as the number of variants, or a variant's."""
-    if "variants" not in json.loads(saved[0]):
-        return "by an earlier version of bow, which described its settings otherwise"
     before, now = next((json.loads(a), json.loads(b)) for a, b in zip(saved, given, strict=False) if a != b)
     values = {name: [each.get(name, "not stated") for each in (before, now)] for name in {**before, **now}}
     differing = [name for name, (was, is_now) in values.items() if repr(was) != repr(is_now)]  # 1 and 1.0, too

@@ -329,8 +329,8 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
     waiting = {}
     for member in members:
         each = saved[member.name]
-        member.history, member.events = list(each["history"]), list(each.get("events", []))
-        member.stopped, member.engine = each["stopped"], each.get("engine", "")
+        member.history, member.events = list(each["history"]), list(each["events"])
+        member.stopped, member.engine = each["stopped"], each["engine"]
         template = prepare_template(config.of(member.variant).model, member.variant.seed)
         directory.load_models(member, template, each["best"])
         if at := each["at"]:

@@ -303,7 +303,7 @@ class LearnerGroup:
             self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
             module, own = self.learners[index].module, first if saved is None else saved
             load_buffers(module, own["buffers"])
-            load_extra_state(module, own.get("extra", {}))  # older states have none
+            load_extra_state(module, own["extra"])
             if saved is None:
                 self.optimizer.reset(index)
         states = [  # tensors are used without a copy: each learner needs its own

@@ -119,7 +119,7 @@ def memory_order(parameter: Tensor) -> tuple[int, ...]:
 def other_order(state: Mapping[str, Any], layout: ParameterLayout) -> str | None:
     """Return a message why rows of a state with another memory order cannot be loaded; None if they can."""
     own = layout.memory_order
-    was: Mapping[str, list[int]] = state.get(MEMORY_ORDER, own)  # states of earlier versions do not store it
+    was: Mapping[str, list[int]] = state[MEMORY_ORDER]
 
     def in_memory(slot: Slot, orders: Mapping[str, list[int]]) -> list[int]:
         usual = list(range(len(slot.shape)))

@@ -50,12 +50,19 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "replicas": dict,
     "stream": dict,
     "started_with": list,
+    "settings": dict,
+    "tuned": dict,
     "history": list,
     "learners": int,
+    "by_device": list,
     "round": int,
     "samples": int,
     "epoch": int,
     "elapsed_s": (int, float),
+    "step_values": dict,
+    "epoch_steps": list,
+    "evaluated": dict,
+    "best": dict,
 }  # required entries of a checkpoint
 
 
@@ -125,19 +132,21 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     """Load a checkpoint and check its entries; only tensors and plain values are accepted."""
     try:
         if not _is_whole(path):
-            raise CheckpointError(f"{path} is not a readable checkpoint (its checksum does not match); {RESUME_REMEDY}")
+            raise _unreadable(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
     try:
         with torch.serialization.safe_globals(ARRAYS):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's message advises to trust the file
-        raise CheckpointError(
-            f"{path} is not a readable checkpoint (damaged, or not written by bow); {RESUME_REMEDY}"
-        ) from error
+        raise _unreadable(path) from error
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
-        raise CheckpointError(f"{path} is not a checkpoint of bow; {RESUME_REMEDY}")
+        raise CheckpointError(f"{path} is not a checkpoint of this version of bow; {RESUME_REMEDY}")
     return state
+
+
+def _unreadable(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is not a readable checkpoint (damaged, or not written by bow); {RESUME_REMEDY}")
 
 
 def _check_readable(file: BinaryIO) -> None:
@@ -196,13 +205,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the checksum matches; checkpoints of earlier versions have none and pass."""
+    """Return whether there is a checksum at the end that matches."""
     with path.open("rb") as file:
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - _TRAILER_BYTES))
         trailer = file.read()
         if not trailer.startswith(TRAILER):
-            return True
+            return False
         file.seek(0)
         return _checksum(file, length - _TRAILER_BYTES) == trailer.removeprefix(TRAILER)
 
@@ -334,7 +343,7 @@ class RunCheckpoints:
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
     """Return this device's number of learners: as requested, as before, or an even share if devices differ."""
-    by_device = state.get("by_device", [state["learners"]])
+    by_device = state["by_device"]
     if asked_for is not None and (asked_for != state["learners"] or len(by_device) != world.size):
         return asked_for
     return part_of(by_device, world)
@@ -376,7 +385,7 @@ def restore(
 ) -> None:
     optimizer_given = optimizer_settings(replicas.optimizer)
     with refusing_damage():
-        kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
+        kinds = [state["scheduler_type"], scheduler_type(scheduler)]
         if None not in kinds and kinds[0] != kinds[1]:
             raise SettingError(
                 f"the checkpoint was made with scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
@@ -386,7 +395,7 @@ def restore(
         position = {name: state["stream"][name] for name in stream.state_dict()}
     stream.load_state_dict(position)  # may read the user's data, whose errors are no damage
     with refusing_damage():
-        _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
+        _warn_of_another_trajectory(state["settings"], given, None not in kinds)
         if scheduler is not None and state["scheduler"] is not None:
             scheduler.load_state_dict(state["scheduler"])
 

@@ -32,9 +32,7 @@ class TaskValues:
         self.values.append(values)
         self._samples += samples
 
-    def add_saved(self, table: Tensor, device: torch.device, samples: float = 1.0) -> None:
-        if table.dim() == 1:  # of an earlier version, without the samples of each task
-            table = torch.stack([table, torch.full_like(table, samples)])
+    def add_saved(self, table: Tensor, device: torch.device) -> None:
         self.add(table[0].to(device), table[1].tolist())
 
     @property
@@ -118,11 +116,8 @@ class Epoch:
     def load(self, values: Mapping[str, Tensor] | None, state: Mapping[str, Any]) -> None:
         self._restarts_before = self._replicas.loop.num_restarts
         if self._world.leads:
-            lost, self._tasks = state.get("epoch_steps", (0, 0))
+            lost, self._tasks = state["epoch_steps"]
             self._restarts_before -= lost
-            if (older := state.get("epoch_losses")) is not None:
-                samples = state["samples"] / max(1, state["round"] * state["learners"])
-                self._values[LOSS].add_saved(older, self._replicas.device, samples)
             for name, own in (values or {}).items():
                 self._values[name].add_saved(own, self._replicas.device)
 

@@ -97,7 +97,7 @@ class BestEvaluation:
                 for name, parameter in last.named_parameters():
                     parameter.copy_(self.state["tensors"][name])
                 load_buffers(last, self.state["tensors"])
-                load_extra_state(last, self.state.get("extra", {}))  # older states have none
+                load_extra_state(last, self.state["extra"])
         return BestModel(last, **{name: self.state[name] for name in ("metric", "metrics", "round", "epoch")})
 
     def _goodness(self, metric: str, values: Mapping[str, float]) -> float:
@@ -339,11 +339,9 @@ class Evaluations:
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._shares_done = self._shares()
-        last = self._position.history[-1] if self._position.history else {"round": -1, "time_s": 0.0}
-        self._last = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
-        self._best.state = state.get("best", {})
+        self._last, self._best.state = state["evaluated"], state["best"]
         if self.average is not None:
-            self.average.load(state.get("ema"))
+            self.average.load(state["ema"])
         if reached(self._last["values"], self._context.target, self._context.metrics):
             self._position.time_to_target = self._last["time_s"]
 

@@ -13,7 +13,7 @@ from bow.replicas import LearnerGroup
 from bow.replicas.layout import MEMORY_ORDER, ParameterLayout, other_order
 from bow.sync import Timing
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoints directory"
 
@@ -58,7 +58,7 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     problem = None if state is None else _mismatch(state, _identity(group, loop), group.layout)
     outline: dict[str, Any] = {}
     if state is not None and not problem:
-        outline = {**{name: state[name] for name in ("round", "restarts", "drop")}, "engines": state.get("engines")}
+        outline = {name: state[name] for name in ("round", "restarts", "drop", "engines")}
         outline["by_device"] = state["group"]["by_device"]
     outline = world.broadcast(outline)
     if problem or not outline:

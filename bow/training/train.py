@@ -228,7 +228,7 @@ def run_training(config: TrainConfig) -> Result:
             replicas=replicas,
             stream=stream,
             position=Position(stream.samples_per_epoch),
-            keeps_checkpoints=is_manual or (resumes_in_place and state is not None and not state.get("automatic")),
+            keeps_checkpoints=is_manual or (resumes_in_place and state is not None and not state["automatic"]),
             evaluate=prepared.evaluator,
             directory=directory,
             tuned=made.tuned,

@@ -341,15 +341,14 @@ def _text(value: Any) -> str:
 
 def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
     """Return the setting of the training to be resumed, unless the user asks for another; the rows keep their order."""
-    tuned, before = _tuned_before(state, request, tuner), state.get("tuned", {})
-    later = tuned.source == "checkpoint" and bool(before.get("compiles_later"))
-    return dataclasses.replace(tuned, memory_format=before.get("memory_format"), compiles_later=later)
+    tuned, before = _tuned_before(state, request, tuner), state["tuned"]
+    later = tuned.source == "checkpoint" and before["compiles_later"]
+    return dataclasses.replace(tuned, memory_format=before["memory_format"], compiles_later=later)
 
 
 def _tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
-    before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
-    began_elsewhere = request.replicas.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
-    if before["engine"] == "auto" or began_elsewhere:
+    before = dict(state["tuned"])
+    if request.replicas.on_cpu and before["engine"] not in ENGINES_CPU:  # began on a GPU
         wanted = request.replicas.task.engine.run_by("auto")
         engine = engine_for(wanted, request.rounds, request.replicas.device)
         before.update(engine=engine, threads=None, source="rule")

@@ -371,7 +371,7 @@ def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(train: Train, da
     path = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
     state = torch.load(path, weights_only=True)
     del state["replicas"]["group"]["learners"]
-    torch.save(state, path)
+    save_checkpoint(path.parent, 6, state)
     with pytest.raises(CheckpointError, match=r"is damaged .*'learners'.*; resume from"):
         train(net(), data, resume="auto")
 
@@ -441,7 +441,7 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(train: Train, data: Data, 
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"00006.pt is not a readable checkpoint \(its checksum does not match\)"):
+    with pytest.warns(UserWarning, match="00006.pt is not a readable checkpoint"):
         resumed = train(net(), data, resume="auto")
     assert [record["round"] for record in resumed.history] == [6]
     assert_equal_models(resumed.model, whole.model)

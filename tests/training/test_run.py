@@ -24,7 +24,6 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
-from bow.training.epoch import TaskValues
 from tests.training.blueprints import Behind, Data, Given, Iterated, Train, assert_equal_models
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -150,9 +149,7 @@ def test_loss_and_values_of_the_training_are_means_over_samples(
     assert record["train_first"] == pytest.approx(float((targets == 0).float().mean()), rel=1e-6)
 
 
-def test_training_loss_is_the_mean_over_all_learning_tasks_of_the_epoch(
-    train: Train, model: nn.Module, data: Data
-) -> None:
+def test_the_training_loss_covers_the_tasks_of_its_epoch_only(train: Train, model: nn.Module, data: Data) -> None:
     losses: list[float] = []
     keep = Behind(lambda run: losses.extend(run.replicas.last.losses.tolist()))
     result = train(model, data, epochs=2, callbacks=[keep])
@@ -697,10 +694,3 @@ def test_throughput_leaves_warm_up_and_evaluation_out(
     result = train(model, data, epochs=2, validation=data, callbacks=[Behind(slow)])
     assert result.throughput == pytest.approx(9 * 8 / (2.5 + 8 * 0.5))
     assert result.seconds == pytest.approx(27 + 2.5 + 8 * 0.5 + 2 * 100)
-
-
-def test_losses_saved_by_an_earlier_version_weigh_as_much_as_their_batches() -> None:
-    values = TaskValues()
-    values.add_saved(torch.tensor([1.0, 3.0]), torch.device("cpu"), samples=8.0)
-    values.add(torch.tensor([5.0]), [16])
-    assert values.mean == pytest.approx((8 + 24 + 80) / 32)
