@@ -1,9 +1,14 @@
 """bow's exceptions, a single hierarchy, so that one `except` catches all user errors."""
 
 import errno
+import itertools
 import os
 import re
+import sys
+import traceback
+import warnings
 
+INSIDE = ("bow", "torch", "contextlib")  # modules through which a user's line leads to a warning
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -114,3 +119,10 @@ def reason(error: BaseException) -> str:
     lines = [_PLACE_IN_TORCH.sub("", line.strip()) for line in _TERMINAL_CODE.sub("", str(error)).splitlines()]
     telling = [line for line in lines if line and not line.endswith("raised:")]
     return (telling or [type(error).__name__])[0].rstrip(".")
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the first line outside bow and torch, which is the user's."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    inside = itertools.takewhile(lambda frame: frame.f_globals.get("__name__", "").split(".")[0] in INSIDE, frames)
+    warnings.warn(message, category, stacklevel=1 + sum(1 for _ in inside))

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from bow.cli.checking import FLAG, NAME, Reader, read_words, suggestion
 from bow.cli.subject import parts
 from bow.devices import available_cores
-from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
+from bow.errors import RuntimeUnavailableError, SettingError, disk_reason, warn_user
 from bow.files import save_text
 from bow.runtime.loading import is_available, native
 from bow.schedule import OrderedSchedule, Timeline
@@ -87,7 +86,7 @@ def run(words: Sequence[str]) -> int:
     unused = [("policy", "run")] if settings.policy and action != "run" else []
     unused += [("turns", "compare")] if settings.turns != ScheduleSettings.turns and action != "compare" else []
     for name, used_by in unused:
-        warnings.warn(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}", stacklevel=2)
+        warn_user(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}")
     console = terminal()
     _make_folder(settings.out)
     _check_runtime(action)
@@ -181,7 +180,7 @@ def _check_runtime(action: str) -> None:
     except RuntimeUnavailableError as error:
         if action in ("run", "compare"):
             raise
-        warnings.warn(f"operators are measured in Python: {error}", stacklevel=2)
+        warn_user(f"operators are measured in Python: {error}")
 
 
 def _named(policies: Sequence[Policy], name: str) -> Policy:

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import importlib.resources
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from bow.cli.composition import Composition, compose, options, recompose, sweep
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.engines.config import Engine
-from bow.errors import SettingError
+from bow.errors import SettingError, warn_user
 from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
 from bow.observe.records import SWITCHED, read_records
@@ -144,14 +143,14 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
         found["learners"] = learners
         if {record.get("learners", learners) for record in records} != {learners}:
             message = f"the number of learners changed in the run of {file}; this one uses {learners}"
-            warnings.warn(message, stacklevel=2)
+            warn_user(message)
     if engine and settings["engine"].get("name") == AUTO and not given & {"engine", "engine.name"}:
         format = tuned.get("memory_format")
         ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")), format)
         switches = [record["round"] for record in records if record.get("event") == SWITCHED]
         if switches and not ran.compile and "engine.compile" not in given:
             message = f"the run of {file} was compiled from round {switches[0]} on; this one is not"
-            warnings.warn(f"{message}, and equals it to rounding", stacklevel=2)
+            warn_user(f"{message}, and equals it to rounding")
         names = "name", "capture", "compile", *(["memory_format"] if format else [])
         found |= {f"engine.{name}": getattr(ran, name) for name in names}
     return [f"{name}={value_text(value)}" for name, value in found.items() if name not in given]

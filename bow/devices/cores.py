@@ -5,12 +5,11 @@ import math
 import os
 import platform
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bow.errors import SettingError
+from bow.errors import SettingError, warn_user
 
 LOSS_TURNS, LOSS_WINDOW_S = 5, 0.005
 
@@ -206,11 +205,10 @@ def busy_cores() -> float:
 def warn_if_busy() -> None:
     """Warn if other processes use cores: measurements then do not predict an idle machine."""
     if (others := busy_cores()) >= BUSY:
-        warnings.warn(
+        warn_user(
             f"other processes use {min(others, len(available_cores())):.1f} of {len(available_cores())} cores: "
             "measurements taken now do not apply to an idle machine; run the planner again when those processes have "
             "ended",
-            stacklevel=4,
         )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from bow.engines.averaging import ModelAveraging
 from bow.engines.outcome import LearningConfig, ParallelSpeedup, RoundEvent
 from bow.engines.restarts import Restarts
 from bow.engines.task import Step
+from bow.errors import warn_user
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import set_state, state_of
 from bow.replicas import Learner, LearnerGroup, is_expanded
@@ -33,9 +33,9 @@ class RoundLog:
     def record_event(self, event: str, message: str, round_index: int | None = None) -> None:
         self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
-    def warn(self, message: str, stacklevel: int = 7) -> None:
+    def warn(self, message: str) -> None:
         self.record_event("engine changed", message)
-        warnings.warn(message, stacklevel=stacklevel)
+        warn_user(message)
 
     def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
         """Record a span from `began_ns` until now, while a timeline is recorded."""

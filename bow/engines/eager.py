@@ -1,7 +1,6 @@
 """Learners one after another by ordinary autograd: the reference for all other engines."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -18,7 +17,7 @@ from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch
 from bow.engines.runner import TaskRunner
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
-from bow.errors import BowError, ModelError, reason
+from bow.errors import BowError, ModelError, reason, warn_user
 from bow.graph.execution import lent_generator
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
@@ -200,7 +199,7 @@ class LearningTasks:
 
     def _stop_compiling(self, why: str) -> None:
         self._compiled = None
-        warnings.warn(f"the learning task runs without torch.compile ({why})", stacklevel=9)
+        warn_user(f"the learning task runs without torch.compile ({why})")
 
     def _compile(self) -> Callable[..., TaskResult]:
         alone = PureTask(self._tasks[0], self._group.layout)

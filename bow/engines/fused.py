@@ -266,7 +266,7 @@ class Fused(TaskRunner):
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
         for failure in failures.values():
-            self.context.log.warn(f"{failure}; running {self.description}", stacklevel=6)
+            self.context.log.warn(f"{failure}; running {self.description}")
         return outcome
 
     def _note_run(self) -> None:
@@ -292,7 +292,7 @@ class Fused(TaskRunner):
         self._failed.update([WHOLE, *(name for name, _ in self._levels)])
         self._levels, self._whole_round = [], None
         why = f"the step changes {names[0]} in Python, which is separate for every learner"
-        self.context.log.warn(f"{why}; running {self.description}", stacklevel=8)
+        self.context.log.warn(f"{why}; running {self.description}")
 
     def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
         matrix = self.group.matrix

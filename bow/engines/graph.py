@@ -267,7 +267,7 @@ class Graph(AheadRunner):
             if not self.live.has_unchecked(self.context.round_index):
                 return
             if difference := self._difference(gathered(self._replayed))[0]:
-                self.context.log.warn(difference, stacklevel=6)
+                self.context.log.warn(difference)
 
     def _difference(self, batches: Batches) -> tuple[str | None, Shape | None, bool]:
         """Live-check one learner's step graph: return the difference, the shape, and whether the result is certain."""
@@ -320,7 +320,7 @@ class Graph(AheadRunner):
 
     def _fall_back(self, why: str) -> None:
         self._failed, self.context.log.parallel_speedup = why, None
-        self.context.log.warn(f"{why}; running {self.description}", stacklevel=8)
+        self.context.log.warn(f"{why}; running {self.description}")
 
 
 @dataclasses.dataclass(frozen=True)

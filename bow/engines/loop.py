@@ -4,7 +4,6 @@ import abc
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,6 +18,7 @@ from bow.engines.context import RoundContext
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome, RoundEvent
 from bow.engines.runner import AheadRunner, SeedOf, TaskRunner
+from bow.errors import warn_user
 from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
@@ -47,10 +47,9 @@ class Loop(abc.ABC):
         self.ended: list[Outcome] = []  # of the rounds that the last call of `rounds` has ended, also if it raised
         self.is_undone = True  # whether the round that failed has left the learners as they were before it
         if context.settings.dispatch == "first_come" and keeps_step:
-            warnings.warn(
+            warn_user(
                 f'dispatch="first_come" has no effect in engine {name}, whose learners run in lockstep; '
                 'use engine="graph" or "streams", or leave it out',
-                stacklevel=5,
             )
         context.averaging.check(context.group.by_device)
         context.sync.start(context.group.matrix)

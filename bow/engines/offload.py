@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import threading
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice
 from bow.engines.task import Batch
-from bow.errors import SettingError
+from bow.errors import SettingError, warn_user
 from bow.replicas import LearnerGroup
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ OFFLOADING = ("eager", "streams")  # engines that run autograd in every task; gr
 def check_offload(offload: bool, engine: str, *, streams: bool) -> None:
     """Raise if an engine cannot offload; warn if there is nothing to offload."""
     if offload and not streams:
-        warnings.warn(
-            "offload=True has no effect on a CPU, whose memory is the host's already; leave it out", stacklevel=3
-        )
+        warn_user("offload=True has no effect on a CPU, whose memory is the host's already; leave it out")
     elif offload and engine not in OFFLOADING:
         raise SettingError(
             f"offload=True needs learning tasks that save tensors for their backward pass, which those of engine "

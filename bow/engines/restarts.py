@@ -2,14 +2,13 @@
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from bow.engines.outcome import LearningConfig, Outcome
-from bow.errors import DivergenceError
+from bow.errors import DivergenceError, warn_user
 from bow.replicas import LearnerGroup
 from bow.sync import DropRule, Synchroniser, Timing
 
@@ -107,6 +106,6 @@ class Restarts:
         what = "restarts from the central model" if self.replaces_weights else "is excluded from the mean"
         message = f"{cause}: it {what}"
         if not self.num_restarts:
-            warnings.warn(f"{message} (further restarts are only counted)", stacklevel=5)
+            warn_user(f"{message} (further restarts are only counted)")
         self.num_restarts += sum(outcome.diverged)
         self._note("learner restarted", message, round_index)

@@ -164,12 +164,11 @@ class Streams(AheadRunner):
         self.context.log.warn(
             f"the learning task drew random numbers in round {self.context.round_index} for the first time: those of "
             "this round do not follow from the seed, later ones do",
-            stacklevel=8,
         )
 
     def _fall_back(self) -> None:
         self._runs_in_turn = True
-        self.context.log.warn(IN_TURN, stacklevel=9)
+        self.context.log.warn(IN_TURN)
 
     def _ready(self, batches: Batches) -> bool:
         return not self._runs_in_turn and self._signatures(batches) <= self._known

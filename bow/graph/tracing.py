@@ -9,7 +9,6 @@ operator of the second pass inherits the origin of its operator in the first.
 import contextlib
 import itertools
 import operator
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from bow.errors import BowError, CaptureError
+from bow.errors import BowError, CaptureError, warn_user
 from bow.graph.learning_step import LearningStep
 from bow.graph.operator import Phase
 from bow.graph.refusal import quiet, refusal, refused
@@ -69,7 +68,7 @@ def check_version() -> None:
         raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
     if version > NEWEST:
         newest = ".".join(map(str, NEWEST))
-        warnings.warn(f"capture has been tried up to torch {newest}, this is {torch.__version__}", stacklevel=3)
+        warn_user(f"capture has been tried up to torch {newest}, this is {torch.__version__}")
 
 
 def trace(

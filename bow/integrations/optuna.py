@@ -1,13 +1,12 @@
 """`bow.optuna`: run trials of an Optuna study concurrently."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from bow.errors import MissingDependencyError, SettingError
+from bow.errors import MissingDependencyError, SettingError, warn_user
 from bow.members import Member, Sweep, Variant, sweep
 from bow.members.member import ModelFactory
 from bow.members.stopping import BEATEN
@@ -102,10 +101,9 @@ def optimize(
         raise SettingError(f"trials of several learners run one after another, got side_by_side={at_once}; use 1")
     trials = StudyTrials(study, objective_settings, whole("n_trials", n_trials), metric, known)
     if running := [trial.number for trial in study.get_trials(deepcopy=False) if trial.state.name == "RUNNING"]:
-        warnings.warn(
+        warn_user(
             f"trials {running} of the study are running in another process, or were left by one that died; end the "
             "latter by study.tell(number, state=optuna.trial.TrialState.FAIL)",
-            stacklevel=2,
         )
     stop = settings.pop("stop", None)
     rules = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]

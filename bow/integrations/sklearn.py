@@ -3,7 +3,6 @@
 import functools
 import inspect
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from bow.engines import EngineName
 from bow.engines.config import Engine
-from bow.errors import SettingError
+from bow.errors import SettingError, warn_user
 from bow.members import Ensemble, Variant
 from bow.members.config import SweepConfig
 from bow.members.result import Combine
@@ -144,7 +143,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             lost = f"{num_lost} of {len(variants)} members diverged (NaN or infinite weights)"
             if not models:
                 raise SettingError(f"{lost}; use a lower lr than {self.lr}, or scale the data")
-            warnings.warn(f"{lost}; the others are used", ConvergenceWarning, stacklevel=3)
+            warn_user(f"{lost}; the others are used", ConvergenceWarning)
         self.ensemble_ = Ensemble(list(models.values()), self._combine)
         if (outputs := each(self.ensemble_, inputs[:1]).shape[2:]) != (num_outputs,):
             raise SettingError(

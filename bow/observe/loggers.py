@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from bow.errors import MissingDependencyError, RunDirectoryError, disk_reason
+from bow.errors import MissingDependencyError, RunDirectoryError, disk_reason, warn_user
 from bow.observe.records import Record, plain, scalars
 from bow.values import given_path
 
@@ -61,7 +60,7 @@ class SafeLogger:
     def _drop(self, error: Exception) -> None:
         self.failed = True
         name, why = type(self.logger).__name__, f"{type(error).__name__}: {error}"
-        warnings.warn(f"{name} failed and was disabled ({why}); training continues", stacklevel=3)
+        warn_user(f"{name} failed and was disabled ({why}); training continues")
 
 
 class JsonLinesLogger:

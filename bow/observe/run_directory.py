@@ -10,7 +10,6 @@ import re
 import socket
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from errno import EACCES, EAGAIN
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from bow.errors import BowError, RunDirectoryError, disk_reason, reason
+from bow.errors import BowError, RunDirectoryError, disk_reason, reason, warn_user
 from bow.observe.records import plain
 
 LOCK = ".lock"
@@ -75,9 +74,8 @@ def _locked(path: Path) -> int | None:
             if error.errno in (EAGAIN, EACCES):
                 os.close(descriptor)
                 return None
-            warnings.warn(
+            warn_user(
                 f"run directory {path.parent} cannot be locked ({disk_reason(error)}); start no other training in it",
-                stacklevel=4,
             )
             return descriptor
         if _is_at(path, descriptor):

@@ -1,11 +1,10 @@
 """Hooks into a training. A callback is any object with some of these methods."""
 
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bow.errors import SettingError, disk_reason
+from bow.errors import SettingError, disk_reason, warn_user
 from bow.values import whole
 
 if TYPE_CHECKING:
@@ -86,10 +85,9 @@ class TraceRounds(Callback):
         if self._began is not None and run.round > self._began:
             self._write(run)
         if not self._ended:
-            warnings.warn(
+            warn_user(
                 f"{self!r} recorded nothing: the training ended after {run.round} rounds; "
                 "use a smaller first, such as first=0",
-                stacklevel=2,
             )
 
     def _begin_if_due(self, run: "TrainingLoop") -> None:
@@ -103,7 +101,7 @@ class TraceRounds(Callback):
             if run.replicas.world.leads:
                 timeline.save(run.run_dir / self.FILE)
         except OSError as error:
-            warnings.warn(f"{self.FILE} cannot be written ({disk_reason(error)}); training continues", stacklevel=2)
+            warn_user(f"{self.FILE} cannot be written ({disk_reason(error)}); training continues")
         self._began, self._ended = None, True
 
     def __repr__(self) -> str:

@@ -10,7 +10,6 @@ import re
 import shlex
 import signal
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from bow.cluster import World
 from bow.data import BatchStream
 from bow.data.stream import TensorStream
-from bow.errors import CheckpointError, ClusterError, DeviceMemoryError, SettingError, disk_reason
+from bow.errors import CheckpointError, ClusterError, DeviceMemoryError, SettingError, disk_reason, warn_user
 from bow.observe.records import plain
 from bow.training.batches import DataSource
 from bow.training.checks import asks_for_rounds
@@ -107,7 +106,7 @@ def open_checkpoint(
         except CheckpointError as error:
             if path is found[0]:
                 raise
-            warnings.warn(f"{error}; using the previous checkpoint", stacklevel=3)
+            warn_user(f"{error}; using the previous checkpoint")
     return None
 
 
@@ -427,7 +426,7 @@ def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, An
         of_scheduler = name in ("scheduler", "rounds of the scheduler") and keeps_scheduler
         its = "that of its checkpoint" if of_scheduler else f"the new one{'s' * (name == 'data')}"
         said = difference(name, saved[name], given[name])
-        warnings.warn(f"the training to be resumed {said}; it continues with {its}", stacklevel=4)
+        warn_user(f"the training to be resumed {said}; it continues with {its}")
 
 
 def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
@@ -435,8 +434,7 @@ def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, A
         names = [name for name in old if name in new and old[name] != new[name]]
         if names:
             was, now = (", ".join(f"{name}={values[name]}" for name in names) for values in (old, new))
-            warnings.warn(
+            warn_user(
                 f"the training to be resumed was started with {was}, got {now}; it continues with the optimizer "
                 "settings of its checkpoint, start a new training to change them",
-                stacklevel=4,
             )

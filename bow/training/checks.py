@@ -23,7 +23,7 @@ from bow.cluster import is_member
 from bow.devices import StreamDevice, available_cores, prepare_environment
 from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
 from bow.engines.config import ROUND_CAPTURED, Engine
-from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason
+from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason, warn_user
 from bow.graph.outside import OutsideTensors
 from bow.replicas import buffer_state, extra_state, has_lazy_modules, in_mode, load_buffers
 from bow.schedule import DynamicSchedule
@@ -118,10 +118,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
     if dispatch == "first_come" and all(sync.due(t, learners) for t in range(2)):
-        warnings.warn(
+        warn_user(
             f'dispatch="first_come" has no effect with {sync!r}, which synchronises the learners in every round; '
             "use a synchroniser with every=2 or more, or leave it out",
-            stacklevel=3,
         )
 
 

@@ -3,7 +3,6 @@
 import copy
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from bow.engines import Batch, Outcome, RoundEvent, Stacked
 from bow.engines.config import DEFAULT_ENGINE
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
-from bow.errors import CaptureError, CheckpointError, DivergenceError, SettingError, disk_reason
+from bow.errors import CaptureError, CheckpointError, DivergenceError, SettingError, disk_reason, warn_user
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
@@ -134,7 +133,7 @@ class PartitionRounds:
         """After the last round, capture the step anew, and warn if it has changed."""
         if (difference := self._check.last(self.count)) is not None:
             self.events.append(RoundEvent(self.count, "not equal", difference))
-            warnings.warn(difference, stacklevel=5)
+            warn_user(difference)
 
     def take_events(self) -> list[RoundEvent]:
         events, self.events = self.events, []
@@ -343,7 +342,7 @@ class Checked:
         try:
             save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
         except OSError as error:
-            warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); training continues", stacklevel=2)
+            warn_user(f"{FILE} cannot be written ({disk_reason(error)}); training continues")
 
 
 def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:

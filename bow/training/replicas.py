@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -30,7 +29,7 @@ from bow.engines.config import Engine as EngineConfig
 from bow.engines.config import MemoryFormat
 from bow.engines.memory import MemoryBudget, is_cpu
 from bow.engines.offload import check_offload
-from bow.errors import ModelError, SettingError
+from bow.errors import ModelError, SettingError, warn_user
 from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Schedule, Timeline
@@ -341,10 +340,9 @@ class Replicas(nn.Module):
         """Return a copy of the central model as a plain module, in evaluation mode, on the CPU."""
         sync = self.loop.sync
         if 0 < self.rounds < sync.every and not sync.follows(self.group.num_all):
-            warnings.warn(
+            warn_user(
                 f"{sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
                 f"use every={self.rounds} or less, or train for longer",
-                stacklevel=2,
             )
         self.loop.check_last()
         self.loop.catch_up()

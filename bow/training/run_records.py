@@ -6,7 +6,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from bow.data import SyntheticSamples
 from bow.devices import available_cores, processor
 from bow.engines import Outcome
-from bow.errors import BowError, disk_reason, reason
+from bow.errors import BowError, disk_reason, reason, warn_user
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
 from bow.observe.records import FIELDS, SYNTHETIC
 from bow.training.context import RunContext
@@ -134,7 +133,7 @@ class RunRecords:
                 self.event(event.event, f"device {device}: {event.message}", event.round)
                 if event.event in WARNED_EVENTS and (device, event.event) not in self._warned_of:
                     self._warned_of.add((device, event.event))
-                    warnings.warn(f"device {device}: {event.message}", stacklevel=2)
+                    warn_user(f"device {device}: {event.message}")
 
     def attempt(self, write: Callable[[], Path], what: str, then: str) -> Path | None:
         """Write a file of the run; on failure warn and return None, so that the training continues."""
@@ -149,7 +148,7 @@ class RunRecords:
 
     def warn_of(self, event: str, message: str) -> None:
         """Record an event, and warn of it, which the progress then leaves out."""
-        warnings.warn(message, stacklevel=4)
+        warn_user(message)
         self.event(event, message)
 
     def _own_events(self) -> None:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import signal
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from bow.data.opening import allows_one_pass
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, OnNan, Step, choose_learners
 from bow.engines.config import Engine
-from bow.errors import DataError, RunDirectoryError, SettingError
+from bow.errors import DataError, RunDirectoryError, SettingError, warn_user
 from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
@@ -432,10 +431,9 @@ def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit
             f"scheduler OneCycleLR has total_steps={scheduler.total_steps}, {often}; use total_steps={needed}"
         )
     if isinstance(scheduler, CosineAnnealingLR) and needed > scheduler.T_max + 1:  # the last one ends the training
-        warnings.warn(
+        warn_user(
             f"scheduler CosineAnnealingLR has T_max={scheduler.T_max}, {often}: the rate rises again; use "
             f"T_max={needed}",
-            stacklevel=5,
         )
 
 

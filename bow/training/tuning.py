@@ -9,7 +9,6 @@ import re
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -23,7 +22,7 @@ from bow.compiling import cache_folder
 from bow.devices import StreamDevice, available_cores, processor, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.engines.config import MemoryFormat
-from bow.errors import DeviceMemoryError, SettingError, reason
+from bow.errors import DeviceMemoryError, SettingError, reason, warn_user
 from bow.graph.refusal import code_text
 from bow.observe.text import duration_text, learners_text
 from bow.replicas.layout import memory_order
@@ -264,10 +263,9 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
     if tuner is None:
         return Tuner()
     if not request.is_open:
-        warnings.warn(
+        warn_user(
             f'learners={tuner!r} has no effect with engine="{request.engine}"; use bow.Tuner(learners="auto") or '
             'engine="auto", or a number of learners',
-            stacklevel=3,
         )
     if tuner.pinned is not None:
         engine, _, _ = split(tuner.pinned.engine)

@@ -1,13 +1,12 @@
 """On-disk cache of choices: one file per combination of model, shapes, hardware and versions."""
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bow.errors import SettingError, disk_reason
+from bow.errors import SettingError, disk_reason, warn_user
 from bow.files import PIN, JsonCache
 from bow.tuner.record import EngineSetting
 
@@ -43,7 +42,7 @@ class ChoiceCache:
             self._cache.store(description, value)
         except OSError as error:
             problem = f"the tuner's choice cannot be kept in {self.folder} ({disk_reason(error)})"
-            warnings.warn(f"{problem}; make it writable, or use cache=False", stacklevel=2)
+            warn_user(f"{problem}; make it writable, or use cache=False")
             return False
         return True
 

@@ -126,7 +126,7 @@ class DeviceRoundLoop(Loop):
             if expected is None:
                 return
             if difference is not None:
-                self.context.log.warn(difference, stacklevel=5)
+                self.context.log.warn(difference)
 
     def close(self) -> None:
         try:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices.memory import host_memory
+from bow.errors import warn_user
 from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
@@ -37,7 +37,7 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
         return
     if COPIES * sum(tensor.num_bytes for tensor in captured.graph.tensors.values()) > host_memory()[1]:
         name = type(model).__name__
-        warnings.warn(f"the captured step of {name} was not compared with PyTorch: not enough memory", stacklevel=3)
+        warn_user(f"the captured step of {name} was not compared with PyTorch: not enough memory")
         return
     model = copy.deepcopy(model).to(CPU)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(CPU, copy=True), batch)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import batch_length
 from bow.devices.memory import host_memory
-from bow.errors import ScheduleError, SettingError, reason
+from bow.errors import ScheduleError, SettingError, reason, warn_user
 from bow.files import Expendable
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step, checked_model, step_from_loss
@@ -141,7 +140,7 @@ def plan(
     fitting = plan_batch_sizes(
         planned,
         batches,
-        lambda left_out: warnings.warn(left_out, stacklevel=4),
+        warn_user,
         batch_length,
         lambda each: each.is_interrupted,
     )
