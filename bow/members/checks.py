@@ -5,10 +5,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import itertools
-import sys
-import traceback
-import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +18,7 @@ from bow.data import is_in_memory, open_stream
 from bow.data.opening import PrivateRandom, allows_one_pass, read_batch
 from bow.devices import StreamDevice
 from bow.engines.frozen import FrozenValues, generators_kept
-from bow.errors import BowError, DataError, SettingError
+from bow.errors import BowError, DataError, SettingError, warn_user
 from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
@@ -123,13 +119,6 @@ def check_shared(config: SweepConfig) -> None:
             "model, or train them one by one with bow.train"
         )
     _warn_of_generators(config.train.data)
-
-
-def warn_user(message: str) -> None:
-    """Warn at the first line outside bow, which is the user's, through however many of bow's functions it led here."""
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
-    inside = itertools.takewhile(lambda frame: frame.f_globals.get("__name__", "").startswith("bow."), frames)
-    warnings.warn(message, stacklevel=1 + sum(1 for _ in inside))
 
 
 def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +17,7 @@ from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device, num_threads
 from bow.engines import LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
-from bow.errors import ModelError
+from bow.errors import ModelError, warn_user
 from bow.graph.refusal import PythonState, changed, python_state
 from bow.members.config import SweepConfig
 from bow.members.group import MemberGroup
@@ -367,7 +366,7 @@ class Cohort:
             )
 
     def _warn_of(self, event: str, message: str) -> None:
-        warnings.warn(message, stacklevel=4)
+        warn_user(message)
         self.loop.context.log.record_event(event, message)
 
     def _restore(self, row: int, progress: Progress) -> None:

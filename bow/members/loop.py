@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from bow.data import ShiftedAndMirrored, is_in_memory
 from bow.devices import StreamDevice
+from bow.errors import warn_user
 from bow.interruption import Interruption
 from bow.members.cohort import (
     MOST_ROUNDS,
@@ -64,6 +64,7 @@ class SweepLoop:
         self._ask = ask
         self._devices = devices
         self._directory = directory
+        directory.place = lambda: {"time_s": self.elapsed_s, "round": self._num_rounds}
         self._progress = progress
         self._evaluators: dict[int, Evaluator] = {}
         self._began = time.perf_counter() - elapsed_s
@@ -287,7 +288,7 @@ class SweepLoop:
         member, (values, problem) = progress.member, evaluated
         if not member.history or member.history[-1]["round"] != progress.round:
             if problem is not None:
-                warnings.warn(problem.text if problem.of_the_data else f"{member.name}: {problem.text}", stacklevel=2)
+                warn_user(problem.text if problem.of_the_data else f"{member.name}: {problem.text}")
                 at = {"kind": "event", "time_s": self.elapsed_s, "round": progress.round}
                 member.events.append({**at, "event": "not finite", "message": problem.text})
             record: dict[str, Any] = {

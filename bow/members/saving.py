@@ -6,20 +6,18 @@ import hashlib
 import json
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from bow.errors import BowError, CheckpointError, RunDirectoryError, disk_reason, reason
+from bow.errors import BowError, CheckpointError, RunDirectoryError, disk_reason, reason, warn_user
 from bow.files import save_text
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
@@ -70,18 +68,15 @@ class SweepDirectory(RunDirectory):
         self.engine: dict[str, Any] = {}  # by kind of the training members, the state of the engine
         self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member: loggers, number of records logged
         self._unwritten: set[str] = set()  # what a warning has told of
+        self.place: Callable[[], Record] = dict  # of the loop: the time and the round of an event
 
     def save_member(self, member: Member) -> None:
         own = RunDirectory(member.run_dir)
-        self.attempt(lambda: self._describe(member, own), "files of a member", *last_of([member]))
+        self.attempt(lambda: self._describe(member, own), "files of a member")
         if member.model is not None:
             save_central(member.model, own)
-        if member.best is not None and member.best.model is not member.model:
-            try:
-                save_whole(member.best.model, own.best_path)
-            except (OSError, SafetensorError) as error:
-                why = disk_reason(error)
-                warnings.warn(f"{own.best_path} cannot be written ({why}); the final model was saved", stacklevel=2)
+        if (best := member.best) is not None and best.model is not member.model:
+            self.attempt(lambda: save_whole(best.model, own.best_path), "best model of a member")
 
     def _describe(self, member: Member, own: RunDirectory) -> None:
         try:
@@ -95,18 +90,17 @@ class SweepDirectory(RunDirectory):
         lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member))
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
 
-    def attempt(self, write: Callable[[], object], what: str, round_index: int, time_s: float) -> None:
-        """Write files of the sweep; on failure warn and record it, so that the sweep continues."""
+    def attempt(self, write: Callable[[], object], what: str) -> None:
+        """Write files of the sweep; on failure record it, and warn the first time."""
         try:
             write()
         except Exception as error:
             why = reason(error) if isinstance(error, BowError) else disk_reason(error)
-            message = f"the {what} cannot be written ({why}); the sweep continues"
+            message = f"the {what} cannot be written ({why})"
             if what not in self._unwritten:
-                warnings.warn(message, stacklevel=3)
+                warn_user(message)
             self._unwritten.add(what)
-            at = {"kind": "event", "time_s": time_s, "round": round_index}
-            self.log({**at, "event": "not written", "message": message})
+            self.log({"kind": "event", **self.place(), "event": "not written", "message": message})
 
     def log_member(self, member: Member, *, has_ended: bool = False) -> None:
         if not self._loggers:
@@ -171,7 +165,7 @@ class SweepDirectory(RunDirectory):
         ]
         text = json.dumps(plain(rows), indent=1) + "\n"
         path = self.path / TABLE
-        self.attempt(lambda: save_text("it", path, text, RunDirectoryError), "table of members", *last_of(members))
+        self.attempt(lambda: save_text("it", path, text, RunDirectoryError), "table of members")
 
     def save_checkpoint(
         self, number: int, waiting: Sequence[Progress], members: Sequence[Member], elapsed_s: float
@@ -198,7 +192,7 @@ class SweepDirectory(RunDirectory):
             "variants": self._kinds,
             "engine": self.engine,
         }
-        self.attempt(lambda: save_checkpoint(self.checkpoints, number, state), "checkpoint", number, elapsed_s)
+        self.attempt(lambda: save_checkpoint(self.checkpoints, number, state), "checkpoint")
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
         if (state := open_checkpoint(resume, self.path, _PARTS)) is None:
@@ -261,12 +255,6 @@ class SweepDirectory(RunDirectory):
             for variant in self._config.variants
         ]
         return [json.dumps(plain(each), sort_keys=True) for each in (common, *own)]
-
-
-def last_of(members: Iterable[Member]) -> tuple[int, float]:
-    """Return the round and time of the last epoch of any of these members."""
-    ended = ((each.history[-1]["round"], each.history[-1]["time_s"]) for each in members if each.history)
-    return max(ended, default=(0, 0.0))
 
 
 def _difference(saved: Sequence[str], given: Sequence[str]) -> str:

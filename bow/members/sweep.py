@@ -17,10 +17,10 @@ from bow.data import as_torch_data, open_stream
 from bow.devices import StreamDevice, num_threads
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
-from bow.errors import RunDirectoryError, SettingError, reason
+from bow.errors import RunDirectoryError, SettingError, reason, warn_user
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
-from bow.members.checks import check_shared, checked, warn_user
+from bow.members.checks import check_shared, checked
 from bow.members.config import Dealing, SweepConfig
 from bow.members.loop import SweepLoop
 from bow.members.member import (
@@ -36,7 +36,7 @@ from bow.members.member import (
 )
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import MEMBERS, THREADS, SweepDirectory, folder_of, last_of
+from bow.members.saving import MEMBERS, THREADS, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
 from bow.observe import Record, RunDirectory, RunLock
 from bow.observe.run_directory import readable
@@ -175,7 +175,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         if config.search is not None:
             proposed = dataclasses.replace(config, variants=[member.variant for member in members])
             settings = _settings(proposed)
-            directory.attempt(lambda: directory.write_config(settings), "settings", *last_of(members))
+            directory.attempt(lambda: directory.write_config(settings), "settings")
         seconds = loop.elapsed_s
         directory.log({"kind": "members", "time_s": seconds, "engine": loop.engine, "at_once": loop.at_once})
         directory.log({"kind": "end", "time_s": seconds, "seconds": seconds, "samples_per_s": loop.throughput})

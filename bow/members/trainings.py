@@ -130,4 +130,4 @@ class _Part:
         if result.stopped in (RUNG, INTERRUPTED) and (state := run.state()) is not None:
             folder = RunDirectory(run.run_dir).checkpoints
             write = functools.partial(save_checkpoint, folder, run.round, state)
-            self._attempt(write, "checkpoint", run.round, run.position.elapsed_s)
+            self._attempt(write, "checkpoint")
