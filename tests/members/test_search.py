@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import bow
@@ -110,6 +111,15 @@ def test_warnings_of_data_point_at_the_call(run: Callable[..., Any], said: list[
         run(mlp, **given, run=bow.Run(tmp_path / "sweep", progress=False))
     assert [each.filename for each in caught] == [__file__] * len(said)
     assert all(text in str(each.message) for text, each in zip(said, caught, strict=True))
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_warnings_of_a_member_s_training_point_at_the_call(learners: int, tmp_path: Path) -> None:
+    cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1)
+    given: dict[str, Any] = {"variants": [bow.Variant()], "learners": learners, "epochs": 4, "engine": "eager"}
+    with pytest.warns(UserWarning, match="the rate rises again") as caught:
+        bow.sweep(mlp, DATA, nn.functional.cross_entropy, scheduler=cosine, run=tmp_path / "sweep", **given)
+    assert len({(each.filename, each.lineno) for each in caught} | {(__file__, caught[0].lineno)}) == 1  # said once
 
 
 @pytest.mark.parametrize(
