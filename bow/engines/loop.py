@@ -151,9 +151,8 @@ class Loop(abc.ABC):
         self.catch_up()
         followed = self.sync.follows(self.group.num_all)
         change()
-        if followed:  # z followed the only learner: averaging starts now, without momentum
-            self.sync.start(self.group.matrix)
-            self.context.restarts.drop.take()
+        if followed:
+            self.start_averaging()
         try:
             self._resized()
         except BaseException:  # no stream or no memory is left for it
@@ -161,6 +160,11 @@ class Loop(abc.ABC):
                 undo()
                 self._resized()
             raise
+
+    def start_averaging(self) -> None:
+        """Begin at z, which followed the only learner, without momentum."""
+        self.sync.start(self.group.matrix)
+        self.context.restarts.drop.take()
 
     def settle(self) -> None:
         self.catch_up()

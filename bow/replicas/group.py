@@ -276,9 +276,10 @@ class LearnerGroup:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> tuple[int, bool]:
-        """Restore the state that `state` returned, given to rank 0; learners without a state start from its `z`.
+        """Restore the state that `state` returned, given to rank 0.
 
-        Return for how many learners there was one, and whether there was the synchroniser's of this device.
+        Return for how many learners there was one, and whether there was the synchroniser's of this device. The weights
+        of learners without a state are left to the caller; the rest they have from the first learner.
         """
         parts = None
         if state is not None:
@@ -300,12 +301,13 @@ class LearnerGroup:
             parameter.data.copy_(shared["frozen"][name])
         missing = [None] * (len(self) - len(learners))
         for index, saved in enumerate([*learners, *missing]):
-            self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
             module, own = self.learners[index].module, first if saved is None else saved
             load_buffers(module, own["buffers"])
             load_extra_state(module, own["extra"])
             if saved is None:
                 self.optimizer.reset(index)
+            else:
+                self.matrix.weights_of(index).copy_(saved["weights"])
         states = [  # tensors are used without a copy: each learner needs its own
             copy.deepcopy(first["optimizer"]) if saved is None else saved["optimizer"]
             for saved in (*learners, *missing)

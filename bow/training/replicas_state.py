@@ -34,10 +34,12 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
     restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
     own = {name: kept for name, kept in group.matrix.state.items() if name in loop.sync.own_state}
     before = {name: kept.clone() for name, kept in own.items()}
-    loop.sync.grow(group.matrix, loop.context.averaging.num_averaged)  # what is saved may go on with more learners
-    rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
-    for name, kept in own.items():
-        kept.copy_(before[name])
+    try:
+        loop.sync.grow(group.matrix, loop.context.averaging.num_averaged)  # what is saved may go on with more learners
+        rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
+    finally:
+        for name, kept in own.items():
+            kept.copy_(before[name])
     if rows is None:
         return None
     return {
@@ -70,14 +72,11 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     if not has_own:
         loop.sync.start_own(group.matrix)
     group.matrix.weights[num_loaded:].copy_(loop.sync.center(group.matrix))
-    starts = loop.sync.follows(sum(outline["by_device"])) and not loop.sync.follows(group.num_all)
-    if starts:  # z followed the only learner: averaging starts now, without momentum
-        loop.sync.start(group.matrix)
     engines = outline["engines"]
     own = engines[world.rank if len(engines) == world.size else 0] if engines else None
     loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"], own)
-    if starts:
-        loop.context.restarts.drop.take()
+    if loop.sync.follows(sum(outline["by_device"])) and not loop.sync.follows(group.num_all):
+        loop.start_averaging()
 
 
 def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
