@@ -126,5 +126,10 @@ class RoundContext:
         first = self.group.first
         return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
 
+    def start_averaging(self) -> None:
+        """Begin at z, which followed the only learner, without momentum."""
+        self.sync.start(self.group.matrix)
+        self.restarts.drop.take()
+
     def task_seed(self, position: int, rounds_ahead: int = 0) -> int:
         return self.group.task_seed(self.settings.seed, self.round_index + rounds_ahead, position)

@@ -152,7 +152,7 @@ class Loop(abc.ABC):
         followed = self.sync.follows(self.group.num_all)
         change()
         if followed:
-            self.start_averaging()
+            self.context.start_averaging()
         try:
             self._resized()
         except BaseException:  # no stream or no memory is left for it
@@ -160,11 +160,6 @@ class Loop(abc.ABC):
                 undo()
                 self._resized()
             raise
-
-    def start_averaging(self) -> None:
-        """Begin at z, which followed the only learner, without momentum."""
-        self.sync.start(self.group.matrix)
-        self.context.restarts.drop.take()
 
     def settle(self) -> None:
         self.catch_up()

@@ -76,7 +76,7 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     own = engines[world.rank if len(engines) == world.size else 0] if engines else None
     loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"], own)
     if loop.sync.follows(sum(outline["by_device"])) and not loop.sync.follows(group.num_all):
-        loop.start_averaging()
+        loop.context.start_averaging()
 
 
 def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:

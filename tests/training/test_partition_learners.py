@@ -31,6 +31,7 @@ from bow.planning.tiles import capture_operators, link_benchmark, tile_costs
 from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import placed as placed_module
+from bow.training import placed_speed
 from bow.training.config import TrainConfig
 from bow.training.placed import LEFT_OUT, train_by
 from tests.cluster.worlds import in_world
@@ -147,20 +148,20 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Behind(stop_early)], **drops)
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
-    placed_module.MARGIN, margin = math.inf, placed_module.MARGIN
+    placed_speed.MARGIN, margin = math.inf, placed_speed.MARGIN
     link_benchmark.cache_folder = lambda: folder
     tile_costs.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
     train("checked", one, check=True)
-    placed_module.MARGIN, placed_module._take_turns = margin, lambda *_: (0.03, 0.02, 0.04)
+    placed_speed.MARGIN, placed_speed._take_turns = margin, lambda *_: (0.03, 0.02, 0.04)
     found["slow"] = refused(lambda: train("slow", one, check=True))
-    placed_module._take_turns = lambda *_: (0.03, 0.04, 0.02)
+    placed_speed._take_turns = lambda *_: (0.03, 0.04, 0.02)
     found["slower than one"] = refused(lambda: train("slow", one, check=True))
     by_samples = Partition(one.graph_hash, data_parallel(captured(), RULES, 2))
-    placed_module._take_turns = lambda *_: (0.03, 0.02)
+    placed_speed._take_turns = lambda *_: (0.03, 0.02)
     found["slow data parallelism"] = refused(lambda: train("slow", by_samples, check=True))
-    placed_module._take_turns = lambda *_: (0.03, 0.02, 0.02)
+    placed_speed._take_turns = lambda *_: (0.03, 0.02, 0.02)
     found["slow for two"] = Outcome.of(train("slow for two", two, check=True))
-    placed_module._take_turns, placed_module.free_bytes = lambda *_: (0.03, 0.02, 0.02), lambda device: 0
+    placed_speed._take_turns, placed_speed.free_bytes = lambda *_: (0.03, 0.02, 0.02), lambda device: 0
     found["no memory"] = Outcome.of(train("no memory", one, check=True))
     return found
 
@@ -176,8 +177,8 @@ def found(folder: Path) -> dict[str, Any]:
         patch.setattr("bow.observe.report.write_report", lambda run_dir: None)
         for module, name in (
             (placed_module, "capture_operators"),
-            (placed_module, "_take_turns"),
-            (placed_module, "free_bytes"),
+            (placed_speed, "_take_turns"),
+            (placed_speed, "free_bytes"),
             (link_benchmark, "cache_folder"),
             (tile_costs, "cached_busy_links"),
         ):
@@ -250,7 +251,7 @@ def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:
 
 
 def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[str, Any], folder: Path) -> None:
-    events = json.loads((folder / "checked" / placed_module.FILE).read_text())["traceEvents"]
+    events = json.loads((folder / "checked" / placed_speed.FILE).read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(names.values()) == ["predicted", "measured"]
     for pid in names:
