@@ -45,6 +45,7 @@ REMEDY = "keep what changes in the batch"
 
 SHARE = 0.01  # largest part of the time in which rank 0 recaptures the step, to check that it is unchanged
 FIRST_CHECK_S = 60  # seconds until it first does so
+NOT_COMPARED = "partition: its speed is not checked, as no alternative fits in memory beside it"
 LEFT_OUT = "batch skipped"  # event of a batch whose size does not fit the partition
 
 
@@ -379,7 +380,9 @@ def place_learners(
     """Build this process's learner, and a function that saves the comparison with data parallelism, if any."""
     device = replicas_config.device
     group = ProcessGroup(device, placed.strategy.learners)  # type: ignore[arg-type]
-    checked = check_speed(replicas_config, placed, group, world) if checks and config.check_partition else None
-    note = f"partition: {checked.summary}" if checked is not None and world.leads else None
-    learners = PartitionLearners(replicas_config, placed, group, world, note=note)
+    checked, note = None, None
+    if checks and config.check_partition and world.size > 1:
+        checked = check_speed(replicas_config, placed, group, world)
+        note = NOT_COMPARED if checked is None else f"partition: {checked.summary}"
+    learners = PartitionLearners(replicas_config, placed, group, world, note=note if world.leads else None)
     return learners, None if checked is None else checked.save

@@ -1,5 +1,6 @@
 """The speed of a partition of `bow.plan`, against alternatives that need no search."""
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -56,21 +57,22 @@ class Checked:
 def check_speed(replicas_config: ReplicasConfig, placed: "Placed", group: ProcessGroup, world: World) -> Checked | None:
     """Time a partition against data parallelism and one device, on copies; a collective call.
 
-    Those that a device has no memory for are left out; None if none is left, or on one device.
+    Those that a device has no memory for are left out; None if none is left.
     """
-    if world.size == 1:
-        return None
     captured, strategy = placed.captured, placed.strategy
     graph = captured.graph
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     free = min(all_devices.all_gather(free_bytes(group.device)))
     weights, tensors = (sum(each.num_bytes for each in of.values()) for of in (graph.weights, graph.tensors))
-    free -= COPIES * (weights + tensors)  # for the partition itself, which shares a memory or the tensors
-    in_one_memory = world.size // world.nodes if group.device.type == "cpu" else 1
+    # All that allocate from one memory: the devices of a CPU's node, and the learners on them.
+    devices = world.size // world.nodes if group.device.type == "cpu" else 1
+    learners = math.ceil(devices / group.size)
+    on_one = COPIES * (weights + tensors)
+    free -= learners * on_one  # the partition itself
     splits = {}
-    if free >= (needed := COPIES * in_one_memory * (weights + tensors // world.size)):
+    if free >= (needed := COPIES * devices * (weights + tensors // world.size)):
         splits["data parallelism"], free = data_parallel(graph, RULES, world.size), free - needed
-    if free >= COPIES * (weights + tensors):
+    if free >= on_one:
         splits["one device"] = everything_on(graph)
     others = {name: Partition(graph.hash, each) for name, each in splits.items()}
     others = {name: other for name, other in others.items() if other != strategy}

@@ -33,7 +33,7 @@ from bow.schedule import Timeline
 from bow.training import placed as placed_module
 from bow.training import placed_speed
 from bow.training.config import TrainConfig
-from bow.training.placed import LEFT_OUT, train_by
+from bow.training.placed import LEFT_OUT, NOT_COMPARED, train_by
 from tests.cluster.worlds import in_world
 from tests.grouped import grouped
 from tests.training.blueprints import Behind, Train
@@ -242,8 +242,10 @@ def test_a_partition_slower_than_one_device_is_refused(found: dict[str, Any]) ->
     assert "slower than one device here: 30.0 ms a batch, one device 20.0 ms" in found["slow data parallelism"]
 
 
-def test_what_no_device_has_the_memory_for_is_not_run_for_comparison(found: dict[str, Any]) -> None:
+def test_what_no_device_has_the_memory_for_is_not_run_for_comparison(found: dict[str, Any], folder: Path) -> None:
     assert_alike(found["no memory"], found["one"])
+    records = [json.loads(line) for line in (folder / "no memory" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["message"] for record in records if record.get("event") == "partition"] == [NOT_COMPARED]
 
 
 def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:
