@@ -112,7 +112,7 @@ class DeviceWeights:
             has_gradient = cell.is_trained and cell.operator is not None
             gradient = self._gradients.take(cell, cell.box).contiguous() if has_gradient else None
             if gradient is not None:
-                # Of a sum of two weights both have the same one, and optimizers may write to it.
+                # The weights of a sum share one gradient, and optimizers may write to theirs.
                 gradient = gradient.clone() if gradient.data_ptr() in seen else gradient
                 seen.add(gradient.data_ptr())
             parameter.grad = gradient
