@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 
-INSIDE = ("bow", "torch", "contextlib")  # modules through which a user's line leads to a warning
+INSIDE = ("bow", "torch", "contextlib", "functools")  # modules through which a user's line leads to a warning
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -124,5 +124,5 @@ def reason(error: BaseException) -> str:
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the first line outside bow and torch, which is the user's."""
     frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
-    inside = itertools.takewhile(lambda frame: frame.f_globals.get("__name__", "").split(".")[0] in INSIDE, frames)
+    inside = itertools.takewhile(lambda frame: str(frame.f_globals.get("__name__")).split(".")[0] in INSIDE, frames)
     warnings.warn(message, category, stacklevel=1 + sum(1 for _ in inside))

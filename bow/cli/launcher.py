@@ -98,6 +98,8 @@ def _nodes(given: Any) -> tuple[int, int]:
 
 def _processes(given: Any, devices: Any) -> int:
     gpus, name = torch.cuda.device_count(), "launcher.nproc_per_node"
+    if given != "auto" and isinstance(devices, int) and devices != given:
+        raise SettingError(f"launcher.nproc_per_node={given} contradicts devices={devices}; leave one of them out")
     if given == "auto":
         name, given = "devices", devices if isinstance(devices, int) else max(1, gpus)
     return whole(name, given, also="auto") if gpus else processes(name, given, len(available_cores()), also="auto")

@@ -29,6 +29,7 @@ from bow.sync import Members
 from bow.training.batches import RoundBatches
 from bow.training.checks import changes_told, make_scheduler
 from bow.training.epoch import TaskValues
+from bow.training.replicas_state import refusing_damage
 from bow.training.evaluation import EVALUATION, Evaluator, NotFinite, own_numbers
 
 if TYPE_CHECKING:
@@ -372,7 +373,8 @@ class Cohort:
     def _restore(self, row: int, progress: Progress) -> None:
         state = progress.state
         assert state is not None
-        self.group.load_state_of(row, dict(state))
+        with refusing_damage():
+            self.group.load_state_of(row, dict(state))
         self._stream_of(row).load_state_dict(state["stream"])
         if progress.scheduler is not None:
             progress.scheduler.load_state_dict(state["scheduler"])

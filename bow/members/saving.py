@@ -76,7 +76,7 @@ class SweepDirectory(RunDirectory):
         if member.model is not None:
             save_central(member.model, own)
         if (best := member.best) is not None and best.model is not member.model:
-            self.attempt(lambda: save_whole(best.model, own.best_path), "best model of a member")
+            self.attempt(lambda: save_whole(best.model, own.best_path), f"best model of {member.name}")
 
     def _describe(self, member: Member, own: RunDirectory) -> None:
         try:

@@ -278,8 +278,8 @@ class LearnerGroup:
     def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> tuple[int, bool]:
         """Restore the state that `state` returned, given to rank 0.
 
-        Return for how many learners there was one, and whether there was the synchroniser's of this device. The weights
-        of learners without a state are left to the caller; the rest they have from the first learner.
+        Return for how many learners there was one, and whether there was the synchroniser's of this device. Learners
+        without one get the buffers of the first, and its optimizer state if `alike`; the caller sets their weights.
         """
         parts = None
         if state is not None:

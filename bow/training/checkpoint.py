@@ -140,12 +140,16 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     except Exception as error:  # torch's message advises to trust the file
         raise _unreadable(path) from error
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
-        raise CheckpointError(f"{path} is not a checkpoint of this version of bow; {RESUME_REMEDY}")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this version of bow; resume from one that is, or start anew in another "
+            "run directory"
+        )
     return state
 
 
 def _unreadable(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} is not a readable checkpoint (damaged, or not written by bow); {RESUME_REMEDY}")
+    why = "damaged, or not written by this version of bow"
+    return CheckpointError(f"{path} is not a readable checkpoint ({why}); {RESUME_REMEDY}")
 
 
 def _check_readable(file: BinaryIO) -> None:

@@ -64,11 +64,11 @@ def check_speed(replicas_config: ReplicasConfig, placed: "Placed", group: Proces
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     free = min(all_devices.all_gather(free_bytes(group.device)))
     weights, tensors = (sum(each.num_bytes for each in of.values()) for of in (graph.weights, graph.tensors))
-    # All that allocate from one memory: the devices of a CPU's node, and the learners on them.
+    # Devices that share one memory, and learners on them: on a CPU, those of a node.
     devices = world.size // world.nodes if group.device.type == "cpu" else 1
     learners = math.ceil(devices / group.size)
     on_one = COPIES * (weights + tensors)
-    free -= learners * on_one  # the partition itself
+    free -= COPIES * (devices * weights + learners * tensors)  # the partition itself, which may replicate weights
     splits = {}
     if free >= (needed := COPIES * devices * (weights + tensors // world.size)):
         splits["data parallelism"], free = data_parallel(graph, RULES, world.size), free - needed

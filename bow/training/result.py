@@ -5,7 +5,6 @@ import functools
 import os
 import shutil
 import signal
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from bow.errors import ModelError, disk_reason, reason
+from bow.errors import ModelError, disk_reason, reason, warn_user
 from bow.files import spare_files
 from bow.observe import RunDirectory
 from bow.observe.records import metrics
@@ -111,7 +110,7 @@ def save_results(
     return model_path, report
 
 
-def save_central(model: nn.Module, directory: RunDirectory, tell: Callable[[str], None] = warnings.warn) -> Path | None:
+def save_central(model: nn.Module, directory: RunDirectory, tell: Callable[[str], None] = warn_user) -> Path | None:
     wanted = directory.model_path
     try:
         return save_whole(model, wanted, directory.config_path)

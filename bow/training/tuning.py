@@ -346,7 +346,7 @@ def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tu
 
 def _tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
     before = dict(state["tuned"])
-    if request.replicas.on_cpu and before["engine"] not in ENGINES_CPU:  # began on a GPU
+    if request.replicas.on_cpu and before["engine"] not in ENGINES_CPU:  # of a GPU, or "auto" of a partition
         wanted = request.replicas.task.engine.run_by("auto")
         engine = engine_for(wanted, request.rounds, request.replicas.device)
         before.update(engine=engine, threads=None, source="rule")

@@ -47,6 +47,7 @@ def test_the_machine_that_an_address_is_of_is_where_all_meet(monkeypatch: pytest
         ({"nnodes": "two"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got 'two'"),
         ({"nnodes": "3:2"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got '3:2'"),
         ({"nnodes": 2}, "launcher.nnodes=2 needs launcher.rdzv_endpoint, got null"),
+        ({"nproc_per_node": 4, "devices": 2}, "launcher.nproc_per_node=4 contradicts devices=2; leave one of them out"),
         ({"nproc_per_node": 0}, "launcher.nproc_per_node must be a whole number .*, or auto, got 0"),
     ],
     ids=str,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
+import io
 import itertools
 import json
 import os
@@ -23,7 +25,7 @@ import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
-from bow.training.checkpoint import CheckpointTimer, load_checkpoint, save_checkpoint
+from bow.training.checkpoint import TRAILER, CheckpointTimer, load_checkpoint, save_checkpoint
 from tests.training.blueprints import Behind, Data, Given, StopAfter, Train, assert_equal_models, linear
 
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -345,7 +347,7 @@ def test_a_damaged_checkpoint_is_refused(train: Train, data: Data, tmp_path: Pat
     if damage == "something else":
         torch.save({"weights": torch.zeros(3)}, path)
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match=r"round_00000006.pt is not a (readable )?checkpoint.*; resume from"):
+    with pytest.raises(CheckpointError, match="round_00000006.pt is not a readable checkpoint.*; resume from"):
         train(net(), data, resume="auto")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 
@@ -355,15 +357,35 @@ class Evil:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize("content", [{"replicas": {}}, {"replicas": Evil()}, [1, 2]], ids=["empty", "evil", "list"])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"replicas": {}}, "not a checkpoint of this version"),
+        ([1, 2], "not a checkpoint of this version"),
+        ({"replicas": Evil()}, "not a readable checkpoint"),
+    ],
+    ids=["empty", "list", "evil"],
+)
 def test_what_is_no_checkpoint_of_bow_is_refused_without_torchs_advice_to_trust_it(
-    train: Train, data: Data, tmp_path: Path, content: Any
+    train: Train, data: Data, tmp_path: Path, content: Any, what: str
 ) -> None:
-    torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x\.pt is not a (readable )?checkpoint.*; resume from") as caught:
+    file = io.BytesIO()
+    torch.save(content, file)
+    checksum = hashlib.sha256(file.getvalue()).hexdigest().encode()
+    (tmp_path / "x.pt").write_bytes(file.getvalue() + TRAILER + checksum)
+    with pytest.raises(CheckpointError, match=rf"x\.pt is {what}.*; resume from") as caught:
         train(net(), data, resume=tmp_path / "x.pt")
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_that_lacks_a_part_is_of_another_version(train: Train, data: Data, tmp_path: Path) -> None:
+    folder = train(net(), data, checkpoint_every=6).run_dir / "checkpoints"
+    state = torch.load(folder / "round_00000006.pt", weights_only=True)
+    del state["best"]
+    save_checkpoint(folder, 6, state)
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version of bow; resume from one that is"):
+        train(net(), data, resume="auto")
 
 
 def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(train: Train, data: Data, tmp_path: Path) -> None:

@@ -110,19 +110,6 @@ def test_a_state_of_another_order_is_refused() -> None:
         replicas(memory_format="channels_last").load_training_state(replicas().training_state())
 
 
-def test_a_state_of_an_earlier_version_has_the_models_own_order() -> None:
-    def model() -> nn.Module:
-        return network().to(memory_format=Last)
-
-    before = bow.Replicas(model(), LOSS, learners=2)
-    before.round([images(8), images(8)])
-    state = before.training_state()
-    del state["memory_order"]
-    resumed = bow.Replicas(model(), LOSS, learners=2)
-    resumed.load_training_state(state)
-    assert_equal_models(resumed.central, before.central)
-
-
 def test_where_a_dimension_of_size_1_lies_does_not_matter() -> None:
     def grey() -> Replicas:
         return Replicas(nn.Conv2d(1, 4, 3).to(memory_format=Last), LOSS, learners=2, device="cpu")
@@ -130,7 +117,7 @@ def test_where_a_dimension_of_size_1_lies_does_not_matter() -> None:
     before, resumed = grey(), grey()
     state = before.training_state()
     assert state["memory_order"] == {"weight": [0, 2, 3, 1]}
-    resumed.load_training_state(state | {"memory_order": {"weight": [0, 2, 1, 3]}})  # as earlier versions have it
+    resumed.load_training_state(state | {"memory_order": {"weight": [0, 2, 1, 3]}})
     assert torch.equal(resumed.W, before.W)
 
 
@@ -141,7 +128,6 @@ def test_a_members_state_of_another_order_is_refused() -> None:
     state = group("channels_last").state_of(0)
     with pytest.raises(CheckpointError, match=r"memory order .*resume with engine=bow\.Engine"):
         group(None).load_state_of(0, state)
-    del state["memory_order"]  # of an earlier version
     group("channels_last").load_state_of(0, state)
 
 

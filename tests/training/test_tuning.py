@@ -494,6 +494,7 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
     (state(**GRAPH), {}, Tuner(pinned=EngineSetting("eager", 3)), ("eager", 3, 1, False, "pinned")),
     (state(engine="eager"), {}, Tuner(), ("eager", 4, None, False, "rule")),
     (state(engine="graph+round", threads=1), {}, Tuner(), ("graph", 4, None, False, "rule")),
+    (state(engine="auto"), {}, Tuner(), ("graph", 4, None, False, "rule")),
     (state(engine="graph+round"), {"compile": True}, Tuner(), ("graph", 4, None, True, "rule")),
 ]
 
