@@ -24,12 +24,10 @@ from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, CostsName
 from bow.values import given_path, whole
 
-SEARCHES = ("search", "mcmc", "exhaustive")  # searches of the planner; `mcmc` is an alias of `search`
-LEARNING = ("search", "mcmc")  # Metropolis searches, which choose a number of learners too
+SEARCHES = ("search", "exhaustive")  # searches of the planner
 USUAL = SearchSettings()  # default settings
 # Methods of device placement with another name here, as the planner has methods of these names.
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
-ALIASES = {"reinforce": "learned"}
 MANY = 10**9  # counts from here on are shown in scientific notation
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # names of host processors in a topology
 
@@ -50,7 +48,7 @@ def placement_methods() -> dict[str, str]:
 
 
 def all_methods() -> tuple[str, ...]:
-    return (*SEARCHES, *BASELINES, *placement_methods(), *ALIASES)
+    return (*SEARCHES, *BASELINES, *placement_methods())
 
 
 def compared_methods() -> tuple[str, ...]:
@@ -63,7 +61,7 @@ def check_method(name: str) -> None:
 
 
 def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
-    if workers and ALIASES.get(method, method) != "learned":
+    if workers and method != "learned":
         raise SettingError(
             f"workers={workers} is for method=learned, and method={method} trains no policy; leave it out, or use "
             "processes= for method=search"
@@ -72,7 +70,7 @@ def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
         raise SettingError(
             f"proposals={settings.proposals} is for method=search; limit method=exhaustive by budget_s=SECONDS"
         )
-    for name in () if method in LEARNING else ("learners", "noise_scale", "starts", "moves", "patience", "temperature"):
+    for name in () if method == "search" else ("learners", "noise_scale", "starts", "moves", "patience", "temperature"):
         value = getattr(settings, name)
         if value == getattr(USUAL, name):
             continue
@@ -84,13 +82,13 @@ def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
 
 
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int = 0) -> Planned:
-    if method in LEARNING:
+    if method == "search":
         return _searched(problem, settings, console)
     if method == "exhaustive":
         return _proven(problem, settings, console)
     if method in BASELINES:
         return Planned(problem.partition(baseline(problem, method)))
-    return _placed(problem, ALIASES.get(method, method), settings, console, workers)
+    return _placed(problem, method, settings, console, workers)
 
 
 def _searched(problem: Problem, settings: SearchSettings, console: Console) -> Planned:

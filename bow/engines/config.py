@@ -27,8 +27,8 @@ class Engine:
     Args:
         name: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on its own
             cores without Python's lock, or captured into CUDA graphs on a GPU), `"streams"` (each on its own Python
-            thread, for models that cannot be captured), or `"auto"`: `bow.train` measures; elsewhere a rule decides
-            (documented in `bow.engines.choice`).
+            thread, for models that cannot be captured), or `"auto"`: `bow.train` measures, `bow.sweep` takes
+            `graph`, and elsewhere a rule decides (documented in `bow.engines.choice`).
         compile: compile the learning task with `torch.compile` (`fused` always does, `graph` does in a long training).
         capture: content of a CUDA graph of engine `graph`: the task of one `"learner"`, or a whole `"round"` of all
             learners with steps and averaging. `"auto"`: with `name="auto"` the faster one as measured; otherwise
@@ -43,7 +43,8 @@ class Engine:
             activations do not fit; batch norm sees the parts. Not available in `"fused"`.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         memory_format: `"channels_last"` for the weights of convolutions, which is faster on some machines; results
-            are equal to rounding. None is the model's own, and `bow.train` measures both where it chooses the engine.
+            are equal to rounding. None is the model's own, and `bow.train` measures both where trials run
+            engine `graph` on one CPU.
         schedule: which executors run the operators of a learning task in parallel, for engine `graph`: a
             `bow.Schedule`, a file written by `bow schedule`, or `"auto"`: `bow.train` profiles operators, times
             policies for some seconds, and uses the best one if it clearly beats running operators one after another.

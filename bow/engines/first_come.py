@@ -81,15 +81,13 @@ class Period:
 def run_tasks(
     scheduler: TaskScheduler,
     runs: Sequence[TaskStart],
-    start: Callable[[TaskStart, Learn], Task],
+    start: Callable[[TaskStart], Task],
     first_ended: Callable[[dict[Learn, Task]], Learn],
 ) -> None:
     """Start the learning tasks that a scheduler issues, and report finished ones to it."""
     under_way: dict[Learn, Task] = {}
     while True:
-        for run in runs:
-            if isinstance(run.task, Learn):  # the caller runs the synchronisation task afterwards
-                under_way[run.task] = start(run, run.task)
+        under_way |= {run.task: start(run) for run in runs}
         if not under_way:
             return
         ended = first_ended(under_way)

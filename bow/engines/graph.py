@@ -147,7 +147,8 @@ class Graph(AheadRunner):
         period = Period(self.group, batches, ahead=len(batches) - due)
         scheduler, runs = period.start(groups.count, "first_come")
 
-        def start(run: TaskStart, task: Learn) -> tuple[int, GraphRound]:
+        def start(run: TaskStart) -> tuple[int, GraphRound]:
+            task = run.task
             batch = period.batch(task)
             job = self._jobs.alone(task.learner, batch, self._stepping(due=False) if period.steps(task) else None)
             index, position = period.locate(task)

@@ -285,8 +285,7 @@ class GraphRound:
         after: dict[int, list[int]] = {}
         threads: list[int] = []
         scheduler = TaskScheduler(len(programs), groups.count)
-        for run in scheduler.start([[True] * len(programs)], synchronise=False):
-            assert isinstance(run.task, Learn)
+        for run in scheduler.start([[True] * len(programs)], synchronises=False):
             nodes, first = programs[run.task.learner].nodes, run.place * groups.width
             affinity = groups.affinity(len(nodes))
             order[first].append(firsts[run.task.learner])

@@ -135,7 +135,6 @@ class Streams(AheadRunner):
     def _run_task(self, period: Period, run: TaskStart, stepping: threading.Lock) -> None:
         """Run one learning task on this thread, and the learner's step if it steps alone."""
         task = run.task
-        assert isinstance(task, Learn)
         index, position = period.locate(task)
         began = time.perf_counter_ns()
         seed = self.context.task_seed(position, rounds_ahead=index)

@@ -18,34 +18,23 @@ class Learn:
 
 
 @dataclass(frozen=True)
-class Synchronise:
-    """The synchronisation task after the learning tasks of a round of the period."""
-
-    round: int
-
-
-Task: TypeAlias = Learn | Synchronise
-
-
-@dataclass(frozen=True)
 class TaskStart:
-    """Run a task on a place, after other tasks: of other places, since a place runs its tasks in order."""
+    """Run a learning task on a place, which runs its tasks in order."""
 
-    task: Task
+    task: Learn
     place: int
-    after: tuple[Task, ...] = ()
 
 
 class TaskScheduler:
-    """Schedule one period after another: several rounds, the last of which may end with a synchronisation task."""
+    """Schedule the learning tasks of one period after another: several rounds, the last of which may synchronise."""
 
     # `fixed`: learner j takes batch j of every round, on place `j % places`. The whole schedule is known beforehand and
     # returned by `start`: a device that queues work (a CUDA stream) needs no host that waits for events. `first_come`:
     # a free place takes the learner that has been free for longest, and that learner the next batch. Only the number of
-    # batches in a period is fixed. The round before a synchronisation task is held back: it has one batch for each
-    # learner, which the learner takes when nothing else is left, so that every learner has a step in the round that is
-    # averaged (Koliousis et al., CROSSBOW, 2019, section 4). No learner and no place ever runs two tasks at once, and a
-    # period ends before the next one begins.
+    # batches in a period is fixed. A round that synchronises is held back: it has one batch for each learner, which the
+    # learner takes when nothing else is left, so that every learner has a step in the round that is averaged (Koliousis
+    # et al., CROSSBOW, 2019, section 4). No learner and no place ever runs two tasks at once, and a period ends before
+    # the next one begins.
 
     def __init__(self, learners: int, places: int, dispatch: Dispatch = "fixed") -> None:
         assert learners >= 1
@@ -53,32 +42,27 @@ class TaskScheduler:
         self.learners = learners
         self.places = places
         self.dispatch = dispatch
-        self._running: dict[Task, int] = {}  # by task: its place
+        self._running: dict[Learn, int] = {}  # by task: its place
         self._idle_learners = deque(range(learners))
         self._idle_places = deque(range(places))
         self._shared: deque[int] = deque()  # batches for any free learner
         self._kept: dict[int, int] = {}  # by learner: the batch that is held back for it
-        self._synchronise: Synchronise | None = None
 
     @property
     def done(self) -> bool:
-        return not (self._running or self._shared or self._kept or self._synchronise)
+        return not (self._running or self._shared or self._kept)
 
-    def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[TaskStart]:
+    def start(self, rounds: Sequence[Sequence[bool]], synchronises: bool) -> list[TaskStart]:
         assert self.done
         assert all(len(batches) == self.learners for batches in rounds)
-        if not rounds:
-            return []
-        self._synchronise = Synchronise(len(rounds) - 1) if synchronise else None
-        return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds)
+        return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds, synchronises)
 
-    def finished(self, task: Task) -> list[TaskStart]:
+    def finished(self, task: Learn) -> list[TaskStart]:
         place = self._running.pop(task)
         if self.dispatch == "fixed":
             return []
         self._idle_places.append(place)
-        if isinstance(task, Learn):
-            self._idle_learners.append(task.learner)
+        self._idle_learners.append(task.learner)
         return self._take()
 
     def _all_in_order(self, rounds: Sequence[Sequence[bool]]) -> list[TaskStart]:
@@ -88,36 +72,27 @@ class TaskScheduler:
             for learner, there in enumerate(batches)
             if there
         ]
-        if self._synchronise is not None:
-            last = {run.place: run.task for run in runs if run.place != 0}
-            runs.append(TaskStart(self._synchronise, 0, tuple(last[place] for place in sorted(last))))
-            self._synchronise = None
         self._running = {run.task: run.place for run in runs}
         return runs
 
-    def _first(self, rounds: Sequence[Sequence[bool]]) -> list[TaskStart]:
-        free = rounds if self._synchronise is None else rounds[:-1]
+    def _first(self, rounds: Sequence[Sequence[bool]], synchronises: bool) -> list[TaskStart]:
+        free, kept = (rounds[:-1], rounds[-1:]) if synchronises else (rounds, [])
         self._shared = deque(
             index * self.learners + position
             for index, batches in enumerate(free)
             for position, there in enumerate(batches)
             if there
         )
-        kept = [] if self._synchronise is None else rounds[-1]
-        self._kept = {j: len(free) * self.learners + j for j, there in enumerate(kept) if there}
+        self._kept = {j: len(free) * self.learners + j for own in kept for j, there in enumerate(own) if there}
         self._idle_learners, self._idle_places = deque(range(self.learners)), deque(range(self.places))
         return self._take()
 
     def _take(self) -> list[TaskStart]:
-        """Assign free places to free learners; when all have finished, synchronise."""
+        """Assign free places to free learners."""
         runs = []
         while self._idle_places and (task := self._next()) is not None:
             runs.append(TaskStart(task, self._idle_places.popleft()))
             self._running[task] = runs[-1].place
-        if self._synchronise is not None and not self._running:
-            runs.append(TaskStart(self._synchronise, self._idle_places.popleft()))
-            self._running[self._synchronise] = runs[-1].place
-            self._synchronise = None
         return runs
 
     def _next(self) -> Learn | None:

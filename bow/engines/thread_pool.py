@@ -128,13 +128,12 @@ class _PeriodRun:
 
     def _give(self, runs: Sequence[TaskStart]) -> None:
         for run in runs:
-            if isinstance(run.task, Learn):
-                assert not run.after  # only a synchronisation task waits for other places
-                with self._lock:
-                    self._unfinished += 1
-                self._workers[run.place].put(functools.partial(self._do, run, run.task))
+            with self._lock:
+                self._unfinished += 1
+            self._workers[run.place].put(functools.partial(self._do, run))
 
-    def _do(self, run: TaskStart, task: Learn) -> None:
+    def _do(self, run: TaskStart) -> None:
+        task = run.task
         try:
             if task.batch < self._stop_at:
                 self._execute(run)

@@ -98,7 +98,8 @@ def sweep(
         steps: rounds of every member; if given, `epochs` is ignored.
         learners: of each member, averaged as by `bow.train`; with more than one, members train one after another, each
             as by `bow.train(learners=...)` with its settings and threads.
-        at_once: number of members that train side by side on each device; the others wait. Does not affect results.
+        at_once: number of members that train side by side on each device; the others wait. Affects only
+            the results of a search and of `bow.Halving(asynchronous=True)`.
         batches: `"own"`: each member has its own order of the data; `"shared"`: all have the order of `seed`, and
             batches that a `Dataset` has to decode are read only once.
         cluster: `"ray"`: train on the machines of a Ray cluster (`pip install "bow-trainer[ray]"`), the one that

@@ -78,15 +78,15 @@ class Replicas(nn.Module):
         engine: how learning tasks run, a name or a `bow.Engine`; `"auto"`: a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
-        on_nan: a learner whose loss, gradient or weights are not finite restarts from z; if all learners do so round
+        on_nan: a learner whose loss, gradient or weights are not finite restarts from the central model; if all learners do so round
             after round, the training ends (`"restart"`) or continues (`"continue"`). `"error"` ends it at once.
         buffers: source of the central model's batch-norm statistics: the learners' `"average"`, the `"first"` learner,
             or a recalibration (`"recalibrate"`, by `bow.train`).
-        seed: seed of the learning tasks' random numbers.
+        seed: seed of the learning tasks' random numbers, and of a model that is given as a function.
         batch_size: samples of a full batch, if known: engine `graph` does not capture shorter ones, so that a training
             resumed before its last batch runs as one that was never interrupted.
         expected_rounds: length of the training, if known: `graph` compiles the learning task of a long one, which
-            takes half a minute.
+            takes half a minute; below 100, `engine="auto"` is `eager` on a CPU.
         world: the processes of the training, one for each device, from `bow.cluster.join`. All of them create their
             `Replicas`, each with its own number of learners, run the same rounds, and start from the weights of rank 0.
         example: a batch of one learner, if available: learners that do not fit on the device with its activations are

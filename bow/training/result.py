@@ -46,7 +46,7 @@ class Result:
             else its loss; also in `best.safetensors`, if it is not the last. None if no evaluation had a value.
         stopped: why a rule of `stop=` ended the training, such as `"patience"`; None: none did.
         interrupted_by: the signal that interrupted the training, with `on_interrupt="return"`.
-        num_restarts: number of times that a diverged learner restarted from z.
+        num_restarts: number of times that a diverged learner restarted from the central model.
     """
 
     model: nn.Module = field(repr=False)

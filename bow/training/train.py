@@ -142,12 +142,12 @@ def train(
             unless `loss` or `step` keep state; trainings too short for trials follow the rule in
             `bow.engines.choice`. With `dispatch="first_come"`, learning rates change and callbacks of rounds run after
             each period between two synchronisation tasks; a training that a callback stops ends there. With
-            `schedule="auto"`, `learners="auto"` is one learner.
+            a schedule, given or found by `"auto"`, `learners="auto"` is one learner.
         devices: a number, a name (`"cpu"`, `"cuda"`, `"auto"`) or a `bow.Devices`. Each device has its own process,
             which this one starts; processes started by torchrun train together, each on its own device. All of them
             call the callbacks; rank 0, which is this one, shows progress, logs and writes.
         clip_norm: the largest gradient norm of a learner.
-        on_nan: a learner that diverges restarts from z, and the training ends if more than half of the steps of an
+        on_nan: a learner that diverges restarts from the central model, and the training ends if more than half of the steps of an
             epoch were discarded (`"restart"`) or continues (`"continue"`); `"error"` ends it at once.
         validation: like `data`, or a `bow.Validation`; the central model is evaluated on it after every epoch.
         run: the run directory, or a `bow.Run` with settings of checkpoints, resuming and logging.

@@ -48,7 +48,7 @@ class CudaGraphs(AheadDeviceRunner):
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
+        run_tasks(scheduler, runs, lambda run: issue(run.task), first_through)
 
     def bind(self) -> None:
         super().bind()

@@ -49,7 +49,6 @@ class CudaStreams(AheadDeviceRunner):
         """Issue each task from the thread of its place, which waits until the device has finished it."""
 
         def execute(run: TaskStart) -> None:
-            assert isinstance(run.task, Learn)
             issue(run.task).finished_event.synchronize()
 
         self._threads().run(scheduler, runs, execute)
@@ -70,12 +69,11 @@ class CudaStreams(AheadDeviceRunner):
         learners = self.context.learners
 
         def execute(run: TaskStart) -> None:
-            assert isinstance(run.task, Learn)
             with torch.no_grad(), self.device.issuing():
                 issue(learners[run.task.learner])
 
         scheduler = TaskScheduler(len(learners), len(learners))
-        runs = scheduler.start([[True] * len(learners)], synchronise=False)
+        runs = scheduler.start([[True] * len(learners)], synchronises=False)
         self._threads().run(scheduler, runs, execute)
 
     def _threads(self) -> ThreadPool:
