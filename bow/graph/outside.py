@@ -15,15 +15,24 @@ from bow.graph.refusal import GENERATORS
 
 MANY = 10_000  # visit at most this many objects, those nearest to the step first
 
+# Attributes of modules with the model's own tensors; recurrent layers renew the last one.
+REGISTERED = ("_parameters", "_buffers", "_modules", "_flat_weights")
+
 REMEDY = "make its module part of the model and compute the loss in step=, or"
 
 
 class OutsideTensors:
-    """Tensors and modules that a step's code reaches and that are not the model's, such as parameters of a loss."""
+    """Tensors and modules that a step's code reaches and that are not the model's, such as parameters of a loss.
+
+    Also parameters of the model that it holds in a list or attribute, too: training replaces those with their names.
+    """
 
     def __init__(self, step: Any, model: nn.Module) -> None:
-        self._own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
-        found = list(_reached(step, model, self._own))
+        self._named = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._own = self._named.keys() | {id(buffer) for buffer in model.buffers()}
+        found = list(_reached(step, model))
+        self._is_held = any(id(value) in self._named and value.requires_grad for _, value in found)
+        found = [(name, value) for name, value in found if id(value) not in self._own]
         self._found = {name: value for name, value in found if not isinstance(value, GENERATORS)}
         self.generators = [value for _, value in found if isinstance(value, GENERATORS)]
         self._versions = {name: (id(tensor), tensor._version) for name, tensor in self._kept()}
@@ -31,13 +40,23 @@ class OutsideTensors:
     @property
     def may_matter(self) -> bool:
         """Whether `check` can ever raise for them."""
-        return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
+        outside = any(tensor.requires_grad for tensor in self._tensors().values())
+        return self._is_held or bool(self._versions) or outside
 
-    def check(self, loss: Tensor, leaves: Iterable[Any] = ()) -> None:
-        """Refuse a loss that depends on an outside tensor requiring grad, and a step that changed an outside module."""
-        own = self._own | {id(leaf) for leaf in tree_leaves(list(leaves))}
+    def check(self, loss: Tensor, leaves: Iterable[Any]) -> None:
+        """Refuse a loss that depends on an outside tensor requiring grad, and a step that changed an outside module.
+
+        `leaves` are those that it may depend on: the parameters, or what takes their place, and the batch.
+        """
+        given = {id(leaf) for leaf in tree_leaves(list(leaves))}
+        own = (self._own - self._named.keys()) | given
         names = {id(tensor): name for name, tensor in self._tensors().items()}
         for leaf in _leaves_of(loss):
+            if (named := self._named.get(id(leaf))) is not None and id(leaf) not in given:
+                raise LossError(
+                    f"the loss depends on parameter {named!r} other than by its name, as through a list that holds it, "
+                    "where it would not be trained; reach it by its name, or use nn.ParameterList"
+                )
             if id(leaf) not in own and (id(leaf) in names or isinstance(leaf, nn.Parameter)):  # else the step made it
                 name = f"{names[id(leaf)]!r}" if id(leaf) in names else "a parameter"
                 raise LossError(
@@ -75,10 +94,14 @@ def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
                 yield leaf
 
 
-def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, Any]]:
+def _reached(step: Any, model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Iterate over reachable tensors, modules and generators with their names, including attributes of modules."""
-    seen = {*map(id, model.modules()), *own}
-    waiting = [(step, "step"), *((vars(module), path or "model") for path, module in model.named_modules())]
+    seen = set(map(id, model.modules()))
+    attributes = (
+        ({key: value for key, value in vars(module).items() if key not in REGISTERED}, path or "model")
+        for path, module in model.named_modules()
+    )
+    waiting = [(step, "step"), *attributes]
     for value, name in waiting:
         if id(value) in seen:
             continue

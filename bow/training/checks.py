@@ -322,7 +322,7 @@ def check_first_batch(
             if written := [name for name, parameter in trained.items() if parameter._version != versions[name]]:
                 raise _changed_in_place(written[0])
             if isinstance(made, Tensor):
-                outside.check(made, [batch])
+                outside.check(made, [batch, *template.parameters()])
                 if made.dim() == 0 and not math.isfinite(value := float(made.detach())):
                     _check_finite(batch, value, data, most_bad)
     except BowError:

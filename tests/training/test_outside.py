@@ -200,3 +200,24 @@ class Force(nn.Module):
 def test_a_model_may_take_a_gradient_of_its_own(train: Train) -> None:
     result = train(Force(), (X, X), F.mse_loss)
     assert math.isfinite(result.history[-1]["train_loss"])
+
+
+class Held(nn.Module):
+    """Reaches a parameter by its name and through a list."""
+
+    def __init__(self, is_used: bool) -> None:
+        super().__init__()
+        self.head, self.is_used = nn.Linear(5, 3), is_used
+        self.scale = nn.Parameter(torch.ones(()))
+        self.held = [self.scale]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scale = self.held[0] * self.scale if self.is_used else self.scale
+        return self.head(inputs) * scale
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_that_the_loss_reaches_through_a_list_is_refused(train: Train, engine: str) -> None:
+    with pytest.raises(LossError, match="depends on parameter 'scale' other than by its name"):
+        train(Held(is_used=True), (X, Y), engine=engine, run_dir=None)
+    train(Held(is_used=False), (X, Y), engine=engine, run_dir=None)
