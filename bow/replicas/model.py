@@ -30,12 +30,29 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
     if wrappers:
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
     refuse_parameter_hooks(template)
+    _refuse_shared_memory(template)
     for name, parameter in template.named_parameters():
         if not parameter.requires_grad or is_lazy(parameter) or torch.isfinite(parameter.detach().sum()):
             continue  # a sum is finite only if all elements are, and takes a tenth of the time
         if wrong := int((~torch.isfinite(parameter.detach())).sum()):
             raise ModelError(f"parameter {name!r} has {wrong} elements that are not finite; initialise it")
     return template
+
+
+def _refuse_shared_memory(template: nn.Module) -> None:
+    """Refuse parameters that are tied by their memory, not by being one parameter: as rows they would come apart."""
+    placed = []
+    for name, parameter in template.named_parameters():
+        if not is_lazy(parameter) and parameter.layout is torch.strided and parameter.numel():
+            reach = sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride(), strict=True))
+            begin = parameter.data_ptr()
+            placed.append((begin, begin + (reach + 1) * parameter.element_size(), name))
+    for (_, end, name), (begin, _, other) in itertools.pairwise(sorted(placed)):
+        if begin < end:
+            raise ModelError(
+                f"parameters {name!r} and {other!r} share memory but are two objects, which would be trained apart; "
+                "assign one parameter to both names, or clone its data"
+            )
 
 
 @contextlib.contextmanager

@@ -710,3 +710,15 @@ def test_a_loader_that_gives_each_process_a_share_is_refused_with_several(train:
         swept(loader, cross_entropy)
     with pytest.raises(DataError, match="validation data has a DistributedSampler"):
         swept((X, Y), cross_entropy, validation=loader)
+
+
+def test_parameters_that_are_tied_by_their_memory_are_refused(train: Train) -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(ModelError, match=r"'0\.weight' and '1\.weight' share memory .*; assign one parameter to both"):
+        train(model, (X, Y))
+    model[1].weight = model[0].weight
+    train(model, (X, Y))
+    lstm = nn.LSTM(5, 4)
+    lstm.flatten_parameters()
+    prepare_template(lstm, 0)
