@@ -111,6 +111,10 @@ class LearningTasks:
         modules = [learner.module for learner in self._group.learners]
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
         self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
+        self._frozen = [  # by learner, as members have their own
+            {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+            for module in modules
+        ]
 
     @property
     def is_compiled(self) -> bool:
@@ -175,7 +179,8 @@ class LearningTasks:
         frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
         buffers = buffer_state(learner.module)
         try:
-            result = compiled(learner.row.detach(), buffers, stored(batch))
+            frozen_of = self._frozen[self._tasks.index(task)]
+            result = compiled(learner.row.detach(), buffers, stored(batch), frozen_of)
         except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -204,8 +209,8 @@ class LearningTasks:
     def _compile(self) -> Callable[..., TaskResult]:
         alone = PureTask(self._tasks[0], self._group.layout)
 
-        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-            return alone(row, buffers, batch)
+        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch, frozen: dict[str, Tensor]) -> TaskResult:
+            return alone(row, buffers, batch, frozen)
 
         return compiled(run)
 

@@ -151,17 +151,24 @@ class PureTask:
         self._layout = layout
         self._ties = tied_buffers(task.model)
 
-    def __call__(self, row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-        """Differentiate the loss with respect to the row; also return the buffers after the forward pass."""
-        gradient, (loss, (metrics, after)) = grad_and_value(self._forward, has_aux=True)(row, buffers, batch)
+    def __call__(
+        self, row: Tensor, buffers: dict[str, Tensor], batch: Batch, frozen: Mapping[str, Tensor] | None = None
+    ) -> TaskResult:
+        """Differentiate the loss with respect to the row; also return the buffers after the forward pass.
+
+        `frozen` are parameters outside of the row, if they are not those of the model.
+        """
+        gradient, (loss, (metrics, after)) = grad_and_value(self._forward, has_aux=True)(
+            row, buffers, batch, frozen or {}
+        )
         finite = torch.isfinite(loss) & torch.isfinite(gradient.sum())
         return TaskResult(gradient, loss, finite, metrics, after)
 
     def _forward(
-        self, row: Tensor, buffers: dict[str, Tensor], batch: Batch
+        self, row: Tensor, buffers: dict[str, Tensor], batch: Batch, frozen: Mapping[str, Tensor]
     ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
         # One dictionary, not two: torch writes the model's assignments to its buffers into it.
-        state = {f"model.{name}": view for name, view in self._layout.views(row).items()}
+        state = {f"model.{name}": view for name, view in (*self._layout.views(row).items(), *frozen.items())}
         own = {name: buffer.clone() for name, buffer in buffers.items() if name not in self._ties}
         state |= {f"model.{name}": own[self._ties.get(name, name)] for name in buffers}
         loss, metrics = functional_call(self._task, state, (batch,), tie_weights=False)
@@ -192,7 +199,8 @@ VECTOR_BITS = {"default": 1, "avx2": 256, "avx512": 512}
 UNCHANGING = (
     "__import__('torch')",
     "__import__('collections')",
-    "G['__import_torch_",
+    "G['__import_torch']",
+    "G['__import_torch_dot_",
     "G['__import_contextlib']",
     "G['__import_bow_dot_engine",
     "G['__import_bow_dot_replica",

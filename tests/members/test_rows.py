@@ -124,3 +124,28 @@ def test_trials_on_a_device_change_no_result(tmp_path: Path, monkeypatch: pytest
     assert [result.at_once for result in results] == [3, found[0].learners, found[0].learners]
     for result in results[1:]:
         assert_alike(result, results[0])
+
+
+def test_members_of_compiled_tasks_have_frozen_parameters_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.eager.compiled", lambda function: function)  # what would be compiled, as it is
+    inputs, labels = torch.randn(48, 6), torch.arange(48) % 3
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 20).requires_grad_(False), nn.Tanh(), nn.Linear(20, 3))
+
+    plain, compiled = (
+        bow.sweep(
+            model,
+            (inputs, labels),
+            nn.functional.cross_entropy,
+            variants=bow.grid(seed=range(2)),
+            epochs=2,
+            engine=bow.Engine("eager", compile=compile),
+            run=bow.Run(tmp_path / str(compile), progress=False),
+        )
+        for compile in (False, True)
+    )
+    for one, other in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(one.model.state_dict(), other.model.state_dict())
