@@ -252,7 +252,13 @@ def _batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
     tensors = _learners_first(info.batch_size, in_dims[:5], given[:5])
     if tensors[3] is None:
         return _with_channels_of_all(aten._native_batch_norm_legit.no_stats, 1, tensors[:3], given[5:])
-    return _with_channels_of_all(aten._native_batch_norm_legit, 1, tensors, given[5:])
+    running = tensors[3:5]
+    tensors[3:5] = [each.contiguous() for each in running]  # a part of a buffer is not, and updated as a copy
+    found = _with_channels_of_all(aten._native_batch_norm_legit, 1, tensors, given[5:])
+    for each, updated in zip(running, tensors[3:5], strict=True):
+        if is_training and updated is not each:
+            each.copy_(updated)
+    return found
 
 
 def _batch_norm_backward(info: Any, in_dims: Any, *given: Any) -> Any:

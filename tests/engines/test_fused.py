@@ -2,6 +2,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bow import SMA, Engine, LocalSGD, Replicas
 from bow.engines import batched_layers
 from bow.engines.step_state import fits
-from bow.engines.task import LearningTask, PureTask
+from bow.engines.task import LearningTask, PureTask, _guards_to_keep
 from bow.errors import DataError, LossError
 from bow.testing import FakeDevice
 from tests.engines.pairs import assert_alike, closed_later
@@ -525,3 +526,27 @@ def test_a_model_that_cannot_be_vectorised_is_not_tried_again_when_learners_come
     fused.round([batch(i) for i in range(4)])
     assert fused.loop.take_events() == []
     assert fused.engine == "eager"
+
+
+def test_running_statistics_that_are_part_of_a_buffer_follow_eager(not_compiled) -> None:
+    class Domains(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("means", torch.zeros(2, 3))
+            self.register_buffer("vars", torch.ones(2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.batch_norm(super().forward(x), self.means[0], self.vars[0], training=self.training)
+
+    template = Domains().double()
+    one, eager = replicas("fused", template=template), replicas("eager", template=template)
+    for t in range(2):
+        for each in (one, eager):
+            each.round([batch(3 * t + j) for j in range(3)])
+        assert_same(one, eager)
+    assert eager.learner(0).means[0].abs().min() > 0
+
+
+def test_guards_on_modules_of_users_are_kept() -> None:
+    names = ["G['__import_torch']", "G['__import_torch_dot_nn']", "G['__import_torch_utils'].SCALE"]
+    assert _guards_to_keep([SimpleNamespace(name=name) for name in names]) == [False, False, True]
