@@ -298,16 +298,18 @@ __device__ inline void sgd_round(
 
 template <typename A>
 struct AdamNumbers {
-  A lr, first, second, epsilon, weight_decay;
+  A lr, second, epsilon, weight_decay;
+  A first_rest, second_rest;  // 1 - first and 1 - second, which float rounds by more than the betas themselves
   bool is_decoupled;
   A alpha, mu;
 
   __device__ explicit AdamNumbers(const double* from)
       : lr(static_cast<A>(from[0])),
-        first(static_cast<A>(from[1])),
         second(static_cast<A>(from[2])),
         epsilon(static_cast<A>(from[3])),
         weight_decay(static_cast<A>(from[4])),
+        first_rest(static_cast<A>(1 - from[1])),
+        second_rest(static_cast<A>(1 - from[2])),
         is_decoupled(from[5] != 0),
         alpha(static_cast<A>(from[6])),
         mu(static_cast<A>(from[7])) {}
@@ -379,8 +381,8 @@ __device__ inline void adam_round(
         for (int i = 0; i < N; ++i) {
           if (numbers.is_decoupled) moved.at[i] -= numbers.lr * numbers.weight_decay * moved.at[i];
           else g.at[i] += numbers.weight_decay * moved.at[i];
-          m.at[i] += (1 - numbers.first) * (g.at[i] - m.at[i]);
-          v.at[i] = numbers.second * v.at[i] + (1 - numbers.second) * g.at[i] * g.at[i];
+          m.at[i] += numbers.first_rest * (g.at[i] - m.at[i]);
+          v.at[i] = numbers.second * v.at[i] + numbers.second_rest * g.at[i] * g.at[i];
           moved.at[i] -= size * m.at[i] / (sqrt(v.at[i]) * scale + numbers.epsilon);
         }
         store(mean, m);

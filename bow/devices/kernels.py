@@ -162,12 +162,14 @@ class Kernels:
             w, mean, square, central, before = rows
             counts.copy_(_of_those(finite, counts + 1, counts))
             count = counts.unsqueeze(1)
-            lr, first, second, epsilon, decay, decoupled, *averaging = numbers.to(w.dtype).unbind()
+            lr, _, second, epsilon, decay, decoupled, *averaging = numbers.to(w.dtype).unbind()
+            rests = (1 - numbers[1:3]).to(w.dtype)  # float32 would round them by more than the betas
+            corrections = (1 - numbers[1:3] ** count).to(w.dtype)
             g = torch.addcmul(_read(gradients), w, decay * (1 - decoupled))
-            m = torch.lerp(mean, g, 1 - first)
-            v = torch.addcmul(square * second, g * g, 1 - second)
-            root = v.sqrt() / (1 - second**count).sqrt() + epsilon
-            moved = torch.addcdiv(w - w * (lr * decay * decoupled), m * (-lr / (1 - first**count)), root)
+            m = torch.lerp(mean, g, rests[0])
+            v = torch.addcmul(square * second, g * g, rests[1])
+            root = v.sqrt() / corrections[:, 1:].sqrt() + epsilon
+            moved = torch.addcdiv(w - w * (lr * decay * decoupled), m * (-lr / corrections[:, :1]), root)
             mean.copy_(_of_those(finite, m, mean))
             square.copy_(_of_those(finite, v, square))
             _end_round(w, moved, central, before, finite, averaging if synchronise else ())
