@@ -78,8 +78,9 @@ class Replicas(nn.Module):
         engine: how learning tasks run, a name or a `bow.Engine`; `"auto"`: a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
-        on_nan: a learner whose loss, gradient or weights are not finite restarts from the central model; if all learners do so round
-            after round, the training ends (`"restart"`) or continues (`"continue"`). `"error"` ends it at once.
+        on_nan: a learner whose loss, gradient or weights are not finite restarts from the central model; if all
+            learners do so round after round, the training ends (`"restart"`) or continues (`"continue"`). `"error"`
+            ends it at once.
         buffers: source of the central model's batch-norm statistics: the learners' `"average"`, the `"first"` learner,
             or a recalibration (`"recalibrate"`, by `bow.train`).
         seed: seed of the learning tasks' random numbers, and of a model that is given as a function.
@@ -382,6 +383,8 @@ class Replicas(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the central model; every learner restarts from it, and the synchroniser's state is reset."""
+        if assign:
+            raise SettingError("assign=True would replace tensors that are trained in place; leave it out")
         self.loop.catch_up()
         result = self.central.load_state_dict(state_dict, strict=strict)
         self.group.restart_all()

@@ -453,3 +453,10 @@ def test_batches_of_another_dtype_are_refused_with_the_remedy(engine: Any, cast:
     for run in (lambda r, b: r.round(b), lambda r, b: r.run(iter(b), rounds=1)):
         with pytest.raises(DataError, match=remedy):
             run(replicas(engine=engine), [cast(*batch(0)), cast(*batch(1))])
+
+
+def test_weights_are_not_loaded_by_assignment() -> None:
+    model = nn.Linear(5, 3)
+    trained = bow.Replicas(model, cross_entropy, learners=2, engine="eager")
+    with pytest.raises(SettingError, match="assign=True would replace tensors that are trained in place; leave it out"):
+        trained.load_state_dict(model.state_dict(), assign=True)
