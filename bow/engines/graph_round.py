@@ -20,7 +20,7 @@ from bow.engines.context import RoundContext
 from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
 from bow.engines.task import Batch, losses_dtype
-from bow.engines.task_scheduler import Learn, TaskScheduler
+from bow.engines.task_scheduler import TaskScheduler
 from bow.errors import ScheduleError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators

@@ -20,7 +20,7 @@ from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome
 from bow.engines.random import DrawWatch, OwnNumbers, uncompiled
 from bow.engines.runner import AheadRunner
-from bow.engines.task_scheduler import Learn, TaskStart
+from bow.engines.task_scheduler import TaskStart
 from bow.engines.thread_pool import ThreadPool
 from bow.graph.execution import lent_generator
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
+from bow.engines.task_scheduler import TaskScheduler, TaskStart
 
 Job: TypeAlias = Callable[[], None]
 

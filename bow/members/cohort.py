@@ -29,8 +29,8 @@ from bow.sync import Members
 from bow.training.batches import RoundBatches
 from bow.training.checks import changes_told, make_scheduler
 from bow.training.epoch import TaskValues
-from bow.training.replicas_state import refusing_damage
 from bow.training.evaluation import EVALUATION, Evaluator, NotFinite, own_numbers
+from bow.training.replicas_state import refusing_damage
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns

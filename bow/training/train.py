@@ -147,8 +147,8 @@ def train(
             which this one starts; processes started by torchrun train together, each on its own device. All of them
             call the callbacks; rank 0, which is this one, shows progress, logs and writes.
         clip_norm: the largest gradient norm of a learner.
-        on_nan: a learner that diverges restarts from the central model, and the training ends if more than half of the steps of an
-            epoch were discarded (`"restart"`) or continues (`"continue"`); `"error"` ends it at once.
+        on_nan: a learner that diverges restarts from the central model, and the training ends if more than half of the
+            steps of an epoch were discarded (`"restart"`) or continues (`"continue"`); `"error"` ends it at once.
         validation: like `data`, or a `bow.Validation`; the central model is evaluated on it after every epoch.
         run: the run directory, or a `bow.Run` with settings of checkpoints, resuming and logging.
         callbacks: objects with some of the hooks of `bow.Callback`.

@@ -119,7 +119,9 @@ def test_warnings_of_a_member_s_training_point_at_the_call(learners: int, tmp_pa
     given: dict[str, Any] = {"variants": [bow.Variant()], "learners": learners, "epochs": 4, "engine": "eager"}
     with pytest.warns(UserWarning, match="the rate rises again") as caught:
         bow.sweep(mlp, DATA, nn.functional.cross_entropy, scheduler=cosine, run=tmp_path / "sweep", **given)
-    assert len({(each.filename, each.lineno) for each in caught} | {(__file__, caught[0].lineno)}) == 1  # the same place
+    assert (
+        len({(each.filename, each.lineno) for each in caught} | {(__file__, caught[0].lineno)}) == 1
+    )  # the same place
 
 
 @pytest.mark.parametrize(

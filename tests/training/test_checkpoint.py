@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_is_refused(train: Train, data: Data, tmp_path: Pat
     if damage == "something else":
         torch.save({"weights": torch.zeros(3)}, path)
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match="round_00000006.pt is not a readable checkpoint.*; resume from"):
+    with pytest.raises(CheckpointError, match=r"round_00000006.pt is not a readable checkpoint.*; resume from"):
         train(net(), data, resume="auto")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 

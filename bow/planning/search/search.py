@@ -81,7 +81,8 @@ class Found:
             loss: None: the one that was planned for.
             model: None: the one that was planned for; required for a partition loaded from a file.
             check: before training, compare the step time with data parallelism and one device, refuse a partition that
-                is more than 5 % slower, and write the expected and the measured timeline to `partition_timeline.json` in the run directory.
+                is more than 5 % slower, and write the expected and the measured timeline to `partition_timeline.json`
+                in the run directory.
             **settings: those of `bow.train`.
 
         Returns:
