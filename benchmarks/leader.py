@@ -52,7 +52,7 @@ class ByLeader(TaskRunner):
         context.averaging = SummedByVariable(group, sync)
         self._alpha = 1 / group.num_all if sync.alpha is None else sync.alpha
         self._tasks = [
-            LearningTask(each.module, settings.step, group.device, settings.precision) for each in group.learners
+            LearningTask(each.module, settings.step, group.device, settings.engine.precision) for each in group.learners
         ]
         slots = group.layout.slots
         self._sizes = [slot.numel for slot in slots] + ([group.layout.padding] if group.layout.padding else [])

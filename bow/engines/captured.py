@@ -182,7 +182,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._group = group
         self._settings = settings
         self._warn = warn
-        self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
+        self._traced_step = with_autocast(settings.task_step, group.device, settings.engine.precision)
         self.kept = KeptGraphs()
         self._compilable: Callable[[], StepGraph] | None = None
         self._has_switched = False  # to the compiled task, in the middle of a training
@@ -247,14 +247,14 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         """Capture the task for a batch; recurrent layers are unrolled if it is compiled or has a schedule."""
         settings = self._settings
         has_schedule = settings.schedule is not None
-        graph = self._graph(batch, frozen, unrolled=has_schedule or (compiles and settings.compile))
+        graph = self._graph(batch, frozen, unrolled=has_schedule or (compiles and settings.engine.compile))
         changed_buffers(graph)
         if not compiles or has_schedule:  # a region is one operator
             return CapturedTask(graph, None)
         self._compilable = lambda: graph
         if any(map(has_recurrent_layer, graph.operators)):
             self._compilable = functools.cache(functools.partial(self._graph, _like(batch), frozen, unrolled=True))
-        if settings.compile or compiling_pays(graph, settings.rounds):
+        if settings.engine.compile or compiling_pays(graph, settings.rounds):
             try:
                 unrolled = self._compilable()
                 return CapturedTask(unrolled, compile_region(unrolled))
@@ -266,7 +266,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
         model = self._group.learners[0].module
         has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
+        settings = self._settings.engine.precision, self._settings.engine.accumulate, unrolled and has_layers
         shape = shape_of(batch)
         key = self.kept.key(model, (shape, *settings), frozen)
         graph = self.kept.find(key, shape)

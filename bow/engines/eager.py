@@ -41,7 +41,7 @@ class Eager(TaskRunner):
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
         self.offloaded: OffloadedTasks | None = None
-        if context.settings.offload and device is not None:
+        if context.settings.engine.offload and device is not None:
             self.offloaded = OffloadedTasks(group, device, at_once=False)
         self._in_turn = SequentialTasks(group, context.settings, self.offloaded)
 
@@ -103,14 +103,14 @@ class LearningTasks:
         self._settings = settings
         self._around = around
         self.resized()
-        self._compiled = self._compile() if settings.compile else None
+        self._compiled = self._compile() if settings.engine.compile else None
         self._is_checked = False  # whether the compiled task (learner 0's) was found to change no Python values
 
     def resized(self) -> None:
-        device, settings = self._group.device, self._settings
+        device, step, precision = self._group.device, self._settings.task_step, self._settings.engine.precision
         modules = [learner.module for learner in self._group.learners]
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
-        self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
+        self._tasks = [LearningTask(module, step, device, precision) for module in modules]
         self._frozen = [  # by learner, as members have their own
             {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
             for module in modules
@@ -123,7 +123,7 @@ class LearningTasks:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"uncompiled": self._settings.compile and self._compiled is None}
+        return {"uncompiled": self._settings.engine.compile and self._compiled is None}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if state["uncompiled"] and self._compiled is not None:

@@ -36,7 +36,7 @@ TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
 
 
 def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
-    task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
+    task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.engine.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
 
     slots = buffer_slots(group.learners[0].module)

@@ -337,7 +337,7 @@ class ReadyTurns:
         GraphRound.take_turns(self.team, [job for each in several for job in each.jobs if job is not None])
 
     def collect(self) -> list[Turns | None]:
-        group, offload = self.context.group, self.context.settings.offload
+        group, offload = self.context.group, self.context.settings.engine.offload
         with out_of_memory_explained(len(group), group.device, offload), _indices_are_data():
             taken = [None if job is None else job.collect_turns() for job in self.jobs]
         self.context.log.round_index += max(len(each.losses) for each in taken if each is not None)

@@ -46,7 +46,7 @@ class Loop(abc.ABC):
         self.settings = context.settings
         self.ended: list[Outcome] = []  # of the rounds that the last call of `rounds` has ended, also if it raised
         self.is_undone = True  # whether the round that failed has left the learners as they were before it
-        if context.settings.dispatch == "first_come" and keeps_step:
+        if context.settings.engine.dispatch == "first_come" and keeps_step:
             warn_user(
                 f'dispatch="first_come" has no effect in engine {name}, whose learners run in lockstep; '
                 'use engine="graph" or "streams", or leave it out',
@@ -212,7 +212,7 @@ class RoundLoop(Loop):
         context = RoundContext(group, sync, settings, device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
-        self.brings_batches = kind.gathers and settings.dispatch == "fixed"
+        self.brings_batches = kind.gathers and settings.engine.dispatch == "fixed"
         self._has_stepped = False
         self._round_s = math.inf  # seconds of a round, as last measured
 
@@ -229,7 +229,7 @@ class RoundLoop(Loop):
         if self.takes_indices:
             most = min(int(GROUP_S / self._round_s), GROUP_ROUNDS)
             return max(1, min(most, self.most_turns)) if most > 1 else 1
-        if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
+        if self.settings.engine.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
 
@@ -237,7 +237,7 @@ class RoundLoop(Loop):
         self.ended = []
         while left := batches[len(self.ended) :]:
             period = self.period if len(left) > 1 else 1
-            together = self._rounds_in_group if self.settings.dispatch == "fixed" else self._rounds_ahead
+            together = self._rounds_in_group if self.settings.engine.dispatch == "fixed" else self._rounds_ahead
             if period == 1 or not together(left[:period]):
                 self.ended.append(self.round(left[0]))
         return self.ended
@@ -251,7 +251,7 @@ class RoundLoop(Loop):
         with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
             try:
                 context.restarts.observe_learning_rate()
-                with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+                with out_of_memory_explained(len(self.group), self.group.device, self.settings.engine.offload):
                     outcome = self.runner.learn_and_step(batches, due, self._in_parts)
             except BaseException:
                 if not (self._has_stepped or self.runner.has_written):
@@ -367,7 +367,7 @@ class RoundLoop(Loop):
         context.restarts.observe_learning_rate()
         self.group.gather_buffers()  # for learners that restart meanwhile
         with Uninterrupted():  # learners step during these rounds
-            with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+            with out_of_memory_explained(len(self.group), self.group.device, self.settings.engine.offload):
                 outcomes = runner.learn_ahead(batches, due)
             for outcome in outcomes[:-1] if due else outcomes:
                 context.restarts.count(outcome, context.round_index)

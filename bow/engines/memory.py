@@ -280,7 +280,7 @@ class MemoryBudget:
             place=self.place,
             saved=self._saved,
             clip_norm=self.task.clip_norm,
-            offload=self.task.offload,
+            offload=self.task.engine.offload,
             moving_average=self.moving_average,
         )
 
@@ -340,7 +340,7 @@ class MemoryBudget:
         batch = self.batch
         if (parts := self.task.engine.accumulate) > 1:
             batch, _ = next(parts_of(batch, parts))
-        return saved_bytes(self.model, batch, self.task.precision)
+        return saved_bytes(self.model, batch, self.task.engine.precision)
 
     def _there(self, room: int) -> str:
         if is_cpu(self.place):
@@ -351,7 +351,7 @@ class MemoryBudget:
     def _remedies(self, one: MemoryNeed, room: int) -> str:
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
-        return _any_of(["a smaller batch_size"] + ([] if self.task.offload else ["offload=True"]))
+        return _any_of(["a smaller batch_size"] + ([] if self.task.engine.offload else ["offload=True"]))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.engines.task import Metrics, Step, accumulating
-from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
 from bow.values import number
@@ -46,24 +45,8 @@ class LearningConfig:
         return accumulating(self.step, self.engine.accumulate)
 
     @property
-    def precision(self) -> str | None:
-        return self.engine.precision
-
-    @property
-    def compile(self) -> bool:
-        return self.engine.compile
-
-    @property
-    def dispatch(self) -> Dispatch:
-        return self.engine.dispatch
-
-    @property
     def schedule(self) -> Schedule | None:
         return self.engine.schedule if isinstance(self.engine.schedule, Schedule) else None
-
-    @property
-    def offload(self) -> bool:
-        return self.engine.offload
 
     def compiled(self, compile: bool) -> "LearningConfig":
         return replace(self, engine=replace(self.engine, compile=compile))

@@ -120,7 +120,7 @@ class Streams(AheadRunner):
 
     def _learn_at_once(self, batches: Sequence[Batches], ahead: int) -> list[Outcome]:
         period = Period(self.group, batches, ahead)
-        scheduler, runs = period.start(len(self._pool), self.context.settings.dispatch)
+        scheduler, runs = period.start(len(self._pool), self.context.settings.engine.dispatch)
         context = contextvars.copy_context()
         stepping = threading.Lock()
         with lent_generator(self.group.device) as generator:

@@ -22,10 +22,7 @@ REMEDY = "make its module part of the model and compute the loss in step=, or"
 
 
 class OutsideTensors:
-    """Tensors and modules that a step's code reaches and that are not the model's, such as parameters of a loss.
-
-    Also parameters of the model that it holds in a list or attribute, too: training replaces those with their names.
-    """
+    """Tensors and modules that a step reaches and that are not registered in the model, as parameters of a loss."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         self._named = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -44,10 +41,8 @@ class OutsideTensors:
         return self._is_held or bool(self._versions) or outside
 
     def check(self, loss: Tensor, leaves: Iterable[Any]) -> None:
-        """Refuse a loss that depends on an outside tensor requiring grad, and a step that changed an outside module.
-
-        `leaves` are those that it may depend on: the parameters, or what takes their place, and the batch.
-        """
+        """Refuse a loss that depends on other tensors than `leaves`, and a step that changed an outside module."""
+        # `leaves` are the batch, and the parameters or what takes their place; they may be held in lists, too.
         given = {id(leaf) for leaf in tree_leaves(list(leaves))}
         own = (self._own - self._named.keys()) | given
         names = {id(tensor): name for name, tensor in self._tensors().items()}

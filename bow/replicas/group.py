@@ -163,10 +163,6 @@ class LearnerGroup:
         return [*rows, *buffers, *self._frozen.values(), *(s for s in states if isinstance(s, Tensor))]
 
     @property
-    def held_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.held)
-
-    @property
     def central(self) -> nn.Module:
         """The central model on `z` with updated buffers; with several devices, as of the last `share_buffers`."""
         if self.is_alone:

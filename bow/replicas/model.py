@@ -41,13 +41,12 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 def _refuse_shared_memory(template: nn.Module) -> None:
     """Refuse parameters that are tied by their memory, not by being one parameter: as rows they would come apart."""
-    placed = []
-    for name, parameter in template.named_parameters():
-        if not is_lazy(parameter) and parameter.layout is torch.strided and parameter.numel():
-            reach = sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride(), strict=True))
-            begin = parameter.data_ptr()
-            placed.append((begin, begin + (reach + 1) * parameter.element_size(), name))
-    for (_, end, name), (begin, _, other) in itertools.pairwise(sorted(placed)):
+    placed = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes, name)
+        for name, parameter in template.named_parameters()
+        if not is_lazy(parameter) and parameter.layout is torch.strided and parameter.numel()
+    )
+    for (_, end, name), (begin, _, other) in itertools.pairwise(placed):
         if begin < end:
             raise ModelError(
                 f"parameters {name!r} and {other!r} share memory but are two objects, which would be trained apart; "

@@ -181,8 +181,7 @@ class OptimizerRows:
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""
-        wanted = [True] * len(self._tensors) if stepping is None else list(stepping)
-        for together in self._alike(wanted):
+        for together in self._alike([True] * len(self._tensors) if stepping is None else list(stepping)):
             # Set every time: zero_grad(), usual in training loops, would otherwise detach the rows permanently.
             self._set_gradients(together)
             self.optimizer.step()

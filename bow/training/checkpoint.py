@@ -131,25 +131,20 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     """Load a checkpoint and check its entries; only tensors and plain values are accepted."""
     try:
         if not _is_whole(path):
-            raise _unreadable(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
-    try:
+            raise ValueError("its checksum does not match")
         with torch.serialization.safe_globals(ARRAYS):
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
     except Exception as error:  # torch's message advises to trust the file
-        raise _unreadable(path) from error
+        why = "damaged, or not written by this version of bow"
+        raise CheckpointError(f"{path} is not a readable checkpoint ({why}); {RESUME_REMEDY}") from error
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of bow; resume from one that is, or start anew in another "
             "run directory"
         )
     return state
-
-
-def _unreadable(path: Path) -> CheckpointError:
-    why = "damaged, or not written by this version of bow"
-    return CheckpointError(f"{path} is not a readable checkpoint ({why}); {RESUME_REMEDY}")
 
 
 def _check_readable(file: BinaryIO) -> None:

@@ -230,7 +230,7 @@ class TrainConfig:
     def is_watched(self) -> bool:
         """Whether something reads the learners after every round, so that rounds run one by one."""
         reads = self.is_per_round or self.validation.ema is not None or Hooks(self.callbacks).listen("on_round_end")
-        return reads and self.task.dispatch == "fixed"
+        return reads and self.task.engine.dispatch == "fixed"
 
     @property
     def scheduler_factory(self) -> SchedulerFactory | None:

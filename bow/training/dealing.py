@@ -152,6 +152,6 @@ class Dealing:
             limits.append(config.run.checkpoint_every - self._position.round % config.run.checkpoint_every)
         if not self._context.world.is_one:
             limits.append(self._agreement.next_round - self._position.round)
-        if not self._context.world.is_one or self._replicas.loop.settings.dispatch == "fixed":
+        if not self._context.world.is_one or self._replicas.loop.settings.engine.dispatch == "fixed":
             limits.append(self._evaluations.rounds_left())
         return min(limits)

@@ -215,7 +215,7 @@ class Evaluator:
             metric.reset()
         for index, batch in enumerate(evaluation_batches(self._validation, self._batch_size)):
             batch = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
-            with autocast(device, task.precision):
+            with autocast(device, task.engine.precision):
                 if self._loss is None and task.step is not own_loss:
                     made = task.step(model, batch)
                     loss, metrics = made if isinstance(made, tuple) else (made, {})
@@ -428,7 +428,7 @@ def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, s
     def forwards() -> Iterator[None]:
         for batch in _some_batches(data, batch_size, seed):
             batch = tree_map_only(Tensor, lambda t: t.to(replicas.device), batch)
-            with autocast(replicas.device, replicas.loop.settings.precision):
+            with autocast(replicas.device, replicas.loop.settings.engine.precision):
                 replicas.loop.settings.step(model, batch)
             yield
 

@@ -173,7 +173,7 @@ class Replicas(nn.Module):
                     "bow.Schedule.from_json, or use bow.train"
                 )
             check_schedule(engine.schedule, engine, on_cpu=streams is None)
-        check_offload(settings.offload, chosen, streams=streams is not None)
+        check_offload(settings.engine.offload, chosen, streams=streams is not None)
         memory = MemoryBudget(place, template, optimizer, sync, chosen, example, settings)
         if is_auto:
             count = max(1, memory.most(count))

@@ -105,7 +105,7 @@ def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Compa
     place = replicas_config.device
     if not is_cpu(place):
         return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
-    step = with_autocast(replicas_config.task.task_step, torch.device("cpu"), replicas_config.task.precision)
+    step = with_autocast(replicas_config.task.task_step, torch.device("cpu"), replicas_config.task.engine.precision)
     bound = BoundStep.of(replicas_config.model, batch, step=step)
     profile = measure(bound, threads=numbers_of_threads(cores))
     policies = make_policies(bound, profile, cores)
@@ -142,7 +142,7 @@ class Rounds:
 def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Batch) -> Comparison:
     """Profile a learning task on a device; time critical-path-first on several streams against one stream."""
     with without_a_trace(device):
-        step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.precision)
+        step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.engine.precision)
         bound = bind_on(device, replicas_config.model, batch, step)
         profile = measure_on(device, bound)
         policies = device_policies(bound, profile)

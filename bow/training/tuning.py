@@ -249,7 +249,7 @@ def make_request(
         samples = steps * batch * rule
     most = MOST_CUDA if per_epoch is None else max(1, per_epoch // (batch * MIN_ROUNDS_PER_EPOCH))
     rounds = opened.stream.rounds_left(rule) if steps is None else steps
-    return Request(engine, learners, replicas.task.compile, batch, most, samples, rounds, rule, replicas)
+    return Request(engine, learners, replicas.task.engine.compile, batch, most, samples, rounds, rule, replicas)
 
 
 def part_of_training(request: Request, devices: int) -> Request:
@@ -299,9 +299,9 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
         "task settings": [
-            task.precision,
+            task.engine.precision,
             task.clip_norm,
-            task.offload,
+            task.engine.offload,
             task.engine.accumulate,
             task.engine.dispatch,
             task.engine.memory_format,

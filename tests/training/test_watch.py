@@ -111,7 +111,7 @@ class Small:
 
         def run(replicas: Replicas, batches: Any) -> Any:
             if replicas.learners > [most for since, most in fits.items() if replicas.rounds >= since][-1]:
-                if len(batches) > 1 and replicas.loop.settings.dispatch == "first_come":
+                if len(batches) > 1 and replicas.loop.settings.engine.dispatch == "first_come":
                     original(replicas, batches[:1])  # what had ended before
                 raise DeviceMemoryError(f"learners={replicas.learners} ran out of memory")
             return original(replicas, batches)

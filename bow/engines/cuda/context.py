@@ -75,7 +75,7 @@ class StreamContext(RoundContext):
         self.order = StreamOrder(device)
         stream = self.order.sync_stream
         super().__init__(group, sync, settings, device, kernels=self.kernels, where=lambda: device.on(stream))
-        self.offloaded = OffloadedTasks(group, device, at_once=True) if settings.offload else None
+        self.offloaded = OffloadedTasks(group, device, at_once=True) if settings.engine.offload else None
         self.tasks = LearningTasks(group, settings, self.offloaded)
         self.feed = Feed(device)
         self.captures: CaptureCache[Any] = CaptureCache(settings, lambda: group.learners[0].module)

@@ -60,7 +60,7 @@ class CudaGraphs(AheadDeviceRunner):
         """Capture every learning task on several streams of its learner; return why if that is impossible."""
         context, settings = self.context, self.context.settings
         try:
-            step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
+            step = with_autocast(settings.task_step, self.device.torch_device, settings.engine.precision)
             graph = context.learners[0].trace(batch, context.order.issued, step)
             for learner in context.learners:
                 own = context.group.learners[learner.index]

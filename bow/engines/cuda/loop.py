@@ -66,7 +66,7 @@ class DeviceRoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        if self.settings.dispatch == "fixed":
+        if self.settings.engine.dispatch == "fixed":
             return ROUNDS_TOGETHER
         if not isinstance(self.runner, AheadDeviceRunner) or len(self.group) == 1:
             return 1
@@ -80,7 +80,7 @@ class DeviceRoundLoop(Loop):
         if not batches:
             return []
         context, order = self.context, self.context.order
-        memory = out_of_memory_explained(len(self.group), context.device.torch_device, self.settings.offload)
+        memory = out_of_memory_explained(len(self.group), context.device.torch_device, self.settings.engine.offload)
         with context.device.issuing(), memory:
             try:
                 self._captures.prepare(batches)
@@ -172,7 +172,7 @@ class DeviceRoundLoop(Loop):
 
     def _num_ahead(self, rounds: int) -> int:
         """Return how many coming rounds, before a synchronisation task, need no order of learners."""
-        if self.settings.dispatch == "fixed" or len(self.group) == 1 or self._check_is_due():
+        if self.settings.engine.dispatch == "fixed" or len(self.group) == 1 or self._check_is_due():
             return 0
         together = min(self.period, rounds)
         return together - self.context.averaging.due(self.context.round_index + together - 1)
