@@ -118,6 +118,8 @@ class Graph(AheadRunner):
             outcome = self._in_turn.learn(batches, self.context.round_index)
             if self.tasks.refused is not None and not self._failed:
                 self._fall_back(f"engine graph does not work for this model ({self.tasks.refused})")
+            elif not self._failed and (name := self._jobs.reshaped) is not None:
+                self._fall_back(f"the step changes the shape of buffer {name!r}")
             return outcome
         outcome = self._run(ready, due=False)
         for learner, active in zip(self.group.learners, outcome.active, strict=True):

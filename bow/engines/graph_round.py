@@ -251,6 +251,12 @@ class GraphRound:
             bound.copy_(value)
             owner._buffers[key] = bound
 
+    @property
+    def reshaped(self) -> str | None:
+        """The name of a buffer that a round in `eager` has given another shape, which this job cannot bind."""
+        now = ((key, owner._buffers[key], bound) for owner, key, bound in self._buffers)
+        return next((key for key, each, bound in now if each is not None and each.shape != bound.shape), None)
+
     def _build(self) -> None:
         builder, group = self._builder, self._group
         firsts, finishes = [], []
@@ -362,6 +368,10 @@ class GraphJobs:
             return False
         self.clear()
         return True
+
+    @property
+    def reshaped(self) -> str | None:
+        return next((name for job in self._usual.values() if (name := job.reshaped) is not None), None)
 
     def close(self) -> None:
         if self.team is not None:

@@ -1054,3 +1054,25 @@ def test_an_lstm_that_is_called_as_a_function_is_not_compiled(compile: bool, mon
     assert all(bool(torch.isfinite(loss).all()) for loss in losses)
     assert replicas.engine == ("eager" if compile else "graph")
     replicas.close()
+
+
+def test_a_buffer_whose_shape_follows_the_batch_is_left_to_eager() -> None:
+    class Last(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.last = inputs.detach()
+            return super().forward(inputs)
+
+    model = Last(FEATURES, CLASSES).double()
+    model.register_buffer("last", batch(0, 8)[0])
+    with replicas(model, batch_size=8) as graph, replicas(model, engine="eager") as eager:
+        for t in range(10):
+            given = [batch(2 * t + j, 5 if t == 6 else 8) for j in range(2)]
+            with (
+                pytest.warns(UserWarning, match="changes the shape of buffer 'last'; running eager")
+                if t == 6
+                else (contextlib.nullcontext())
+            ):
+                graph.round(given)
+            eager.round(given)
+            assert torch.equal(graph.learner(0).last, eager.learner(0).last)
+        assert_alike(graph, eager)
