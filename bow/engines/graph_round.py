@@ -100,7 +100,7 @@ class GraphRound:
             for slot in program.slots(sorted(program.graph.results - _given(program.graph)))
         ]
         self._active: list[bool] = []
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         # Whether learning tasks draw random numbers and need seeds.
         self.is_random = any(op.is_random for task in tasks for op in task.graph.operators)
         self._build()
@@ -243,19 +243,13 @@ class GraphRound:
     def keep_buffers(self) -> None:
         """Restore buffers that a round in `eager` has replaced by other tensors, and keep their values."""
         replaced = []
-        for owner, key, bound in self._buffers:
+        for owner, key, bound in self.buffers:
             current = owner._buffers[key]
             if current is not bound and current is not None and current.shape == bound.shape:
                 replaced.append((owner, key, bound, current.clone()))  # it may be what another buffer is bound to
         for owner, key, bound, value in replaced:
             bound.copy_(value)
             owner._buffers[key] = bound
-
-    @property
-    def reshaped(self) -> str | None:
-        """The name of a buffer that a round in `eager` has given another shape, which this job cannot bind."""
-        now = ((key, owner._buffers[key], bound) for owner, key, bound in self._buffers)
-        return next((key for key, each, bound in now if each is not None and each.shape != bound.shape), None)
 
     def _build(self) -> None:
         builder, group = self._builder, self._group
@@ -265,7 +259,7 @@ class GraphRound:
             module = group.learners[program.learner].module
             slots = [(name, *slot) for name, slot in buffer_slots(module)]
             buffers = {name: bound for name, owner, key in slots if (bound := owner._buffers[key]) is not None}
-            self._buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
+            self.buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
             builder.bind(program, dict(module.named_parameters()), buffers)
             graph = program.graph
             like = [graph.values[value].empty("meta") for value in graph.batch.values()]
@@ -371,7 +365,9 @@ class GraphJobs:
 
     @property
     def reshaped(self) -> str | None:
-        return next((name for job in self._usual.values() if (name := job.reshaped) is not None), None)
+        """The name of a buffer that a round in `eager` has given another shape, so that no job can bind it."""
+        slots = ((key, owner._buffers[key], bound) for job in self._usual.values() for owner, key, bound in job.buffers)
+        return next((key for key, now, bound in slots if now is not None and now.shape != bound.shape), None)
 
     def close(self) -> None:
         if self.team is not None:

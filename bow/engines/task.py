@@ -190,7 +190,15 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # vector length is part of the cache key and keeps them apart.
     if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
         options["cpp.simdlen"] = bits
-    return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
+    made = torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
+
+    def run(*given: Any) -> Any:
+        try:
+            return made(*given)
+        finally:  # torch (2.13) leaves hooks forbidden in the whole process if compiling `torch.func.grad` fails
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+    return run
 
 
 VECTOR_BITS = {"default": 1, "avx2": 256, "avx512": 512}

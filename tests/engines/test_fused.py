@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -550,3 +551,18 @@ def test_running_statistics_that_are_part_of_a_buffer_follow_eager(not_compiled)
 def test_guards_on_modules_of_users_are_kept() -> None:
     names = ["G['__import_torch']", "G['__import_torch_dot_nn']", "G['__import_torch_utils'].SCALE"]
     assert _guards_to_keep([SimpleNamespace(name=name) for name in names]) == [False, False, True]
+
+
+def test_a_step_with_activation_checkpointing_runs_in_eager_and_leaves_hooks_allowed() -> None:
+    class Checkpointed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+    template = Checkpointed(6, 3).double()
+    one, eager = replicas("fused", template=template), replicas("eager", template=template)
+    with pytest.warns(UserWarning, match="running eager"):
+        one.round([batch(j) for j in range(3)])
+    eager.round([batch(j) for j in range(3)])
+    assert_same(one, eager)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        template(batch(0)[0])
