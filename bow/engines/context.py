@@ -57,24 +57,20 @@ class RoundSnapshot:
         self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._kept: dict[int, Tensor] = {}  # values by the id of the buffer
         self._states: list[tuple[Any, Any]] = []
-        self._large: dict[int, tuple[Tensor, int, Tensor]] = {}  # by the id: the buffer, its version, and a copy of it
+        self._versions: dict[int, tuple[Tensor, int]] = {}
 
     def take(self) -> None:
-        """Take the snapshot; large buffers that were not written to since the last one are not copied again."""
+        """Take the snapshot; large buffers that the last round did not write to are not copied."""
         if self._generators is None:
             self._generators = OutsideTensors(self._step, self._group.learners[0].module).generators
         held = [slots for learner in self._group.learners for slots in learner.buffers if slots]
         self._slots = [(slots, slots.copy()) for slots in held]
         there = [buffer for slots in held for buffer in slots.values() if buffer is not None]
-        before, self._large, self._kept = self._large, {}, {}
-        for buffer in (each for each in there if not is_expanded(each)):
-            key = id(buffer)
-            if buffer.nbytes <= LARGE_BYTES or buffer.is_inference():
-                self._kept[key] = buffer.clone()
-                continue
-            _, version, copy = before.get(key, (buffer, -1, buffer))
-            self._large[key] = buffer, buffer._version, copy if version == buffer._version else buffer.clone()
-            self._kept[key] = self._large[key][2]
+        large = [buffer for buffer in there if buffer.nbytes > LARGE_BYTES and not buffer.is_inference()]
+        before, self._versions = self._versions, {id(buffer): (buffer, buffer._version) for buffer in large}
+        still = {key for key, (_, version) in self._versions.items() if key in before and before[key][1] == version}
+        kept = (buffer for buffer in there if id(buffer) not in still and not is_expanded(buffer))
+        self._kept = {id(buffer): buffer.clone() for buffer in kept}
         self._states = [(each, state_of(each)) for each in self._generators]
 
     def restore(self) -> None:

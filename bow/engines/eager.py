@@ -108,11 +108,11 @@ class LearningTasks:
 
     def resized(self) -> None:
         device, step, precision = self._group.device, self._settings.task_step, self._settings.engine.precision
-        modules = [learner.module for learner in self._group.learners]
+        modules, names = [learner.module for learner in self._group.learners], self._group.layout.names
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
         self._tasks = [LearningTask(module, step, device, precision) for module in modules]
         self._frozen = [  # by learner, as members have their own
-            {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+            {name: p for name, p in module.named_parameters(remove_duplicate=False) if name not in names}
             for module in modules
         ]
 
@@ -149,7 +149,7 @@ class LearningTasks:
                 with forward():
                     loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
                 if outside is not None:
-                    outside.check(loss, [learner.row, batch])
+                    outside.check(loss, [learner.row, self._frozen[self._tasks.index(task)], batch])
                     _check_views(learner, parameters)
                     check_frozen(self._group, learner, frozen)
                     self._has_run = True
@@ -179,7 +179,7 @@ class LearningTasks:
         frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
         buffers = buffer_state(learner.module)
         try:
-            frozen_of = self._frozen[self._tasks.index(task)]
+            frozen_of = {name: p.detach() for name, p in self._frozen[self._tasks.index(task)].items()}
             result = compiled(learner.row.detach(), buffers, stored(batch), frozen_of)
         except (BowError, torch.OutOfMemoryError):
             raise

@@ -448,25 +448,6 @@ def test_an_error_leaves_a_buffer_that_is_one_element_of_an_expanded_tensor() ->
     assert trained.learner(0).calls == 0
 
 
-def test_an_error_leaves_a_large_buffer_that_is_written_for_the_first_time_in_many_rounds() -> None:
-    class Seldom(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(x) < 8:
-                self.table.add_(1)
-            return super().forward(x)
-
-    model = Seldom(6, 3)
-    model.register_buffer("table", torch.zeros(2**19))
-    trained = replicas(model)
-    for expected in (0, 1):
-        for index in range(3):
-            trained.round([batch(index), batch(index + 1)])
-        with pytest.raises(ValueError, match="batch_size"):
-            trained.round([batch(3, size=5), (batch(4)[0], batch(4, size=5)[1])])
-        assert (trained.learner(0).table == expected).all()
-        trained.round([batch(3, size=5), batch(4)])
-
-
 def test_sparse_gradients_are_refused_with_the_remedy() -> None:
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 3))
     tokens, labels = torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)

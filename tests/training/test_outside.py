@@ -221,3 +221,14 @@ def test_a_parameter_that_the_loss_reaches_through_a_list_is_refused(train: Trai
     with pytest.raises(LossError, match="depends on parameter 'scale' other than by its name"):
         train(Held(is_used=True), (X, Y), engine=engine, run_dir=None)
     train(Held(is_used=False), (X, Y), engine=engine, run_dir=None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parameters_that_the_optimizer_leaves_out_are_not_taken_for_held_ones(train: Train, engine: str) -> None:
+    def last_layer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(parameters)[2:], lr=0.1)
+
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    result = train(model, (X, Y), engine=engine, optimizer=last_layer, run_dir=None)
+    assert torch.equal(result.model[0].weight, model[0].weight)
+    assert not torch.equal(result.model[1].weight, model[1].weight)
