@@ -111,10 +111,8 @@ class LearningTasks:
         modules, names = [learner.module for learner in self._group.learners], self._group.layout.names
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
         self._tasks = [LearningTask(module, step, device, precision) for module in modules]
-        self._frozen = [  # by learner, as members have their own
-            {name: p for name, p in module.named_parameters(remove_duplicate=False) if name not in names}
-            for module in modules
-        ]
+        named = (module.named_parameters(remove_duplicate=False) for module in modules)
+        self._frozen = [{name: p for name, p in each if name not in names} for each in named]  # members have their own
 
     @property
     def is_compiled(self) -> bool:
@@ -133,13 +131,14 @@ class LearningTasks:
         """Run one learning task; its gradient goes to the learner's row of `G`."""
         around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
         with around:
-            return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
+            return self._learn_one(learner, batch, forward)
 
-    def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch, forward: Forward) -> Learned:
+    def _learn_one(self, index: int, batch: Batch, forward: Forward) -> Learned:
+        learner = self._group.learners[index]
         try:
             compiled = self._compiled  # another learner's failure may end compiling meanwhile
-            if compiled is not None and (self._is_checked or learner is self._group.learners[0]):
-                return self._learn_compiled(compiled, learner, task, batch)
+            if compiled is not None and (self._is_checked or index == 0):
+                return self._learn_compiled(compiled, index, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
                 is_first = not self._has_run
@@ -147,9 +146,9 @@ class LearningTasks:
                 frozen = sums_of_frozen(self._group, learner) if is_first else {}
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
                 with forward():
-                    loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
+                    loss, metrics = functional_call(self._tasks[index], parameters, (batch,), tie_weights=False)
                 if outside is not None:
-                    outside.check(loss, [learner.row, self._frozen[self._tasks.index(task)], batch])
+                    outside.check(loss, [learner.row, self._frozen[index], batch])
                     _check_views(learner, parameters)
                     check_frozen(self._group, learner, frozen)
                     self._has_run = True
@@ -172,20 +171,19 @@ class LearningTasks:
         # Copies: a metric may be a buffer or a parameter, which the next task or the step changes.
         return Learned(loss.detach(), {name: value.detach().clone() for name, value in metrics.items()})
 
-    def _learn_compiled(
-        self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
-    ) -> Learned:
+    def _learn_compiled(self, compiled: Callable[..., TaskResult], index: int, batch: Batch) -> Learned:
+        learner = self._group.learners[index]
         before = None if self._is_checked else python_state(learner.module)
         frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
         buffers = buffer_state(learner.module)
         try:
-            frozen_of = {name: p.detach() for name, p in self._frozen[self._tasks.index(task)].items()}
-            result = compiled(learner.row.detach(), buffers, stored(batch), frozen_of)
+            own = {name: parameter.detach() for name, parameter in self._frozen[index].items()}
+            result = compiled(learner.row.detach(), buffers, stored(batch), own)
         except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             self._compiled = None
-            learned = self._learn_one(learner, task, batch, contextlib.nullcontext)  # raises if the error is the user's
+            learned = self._learn_one(index, batch, contextlib.nullcontext)  # raises if the error is the user's
             if Interruption.pending:
                 self._compiled = compiled  # for the training that resumes this one
             else:

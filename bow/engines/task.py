@@ -193,10 +193,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     made = torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
 
     def run(*given: Any) -> Any:
+        forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
         try:
             return made(*given)
         finally:  # torch (2.13) leaves hooks forbidden in the whole process if compiling `torch.func.grad` fails
-            torch._C._autograd._saved_tensors_hooks_enable()
+            if forbidden is None:
+                torch._C._autograd._saved_tensors_hooks_enable()
 
     return run
 

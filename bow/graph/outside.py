@@ -15,8 +15,7 @@ from bow.graph.refusal import GENERATORS
 
 MANY = 10_000  # visit at most this many objects, those nearest to the step first
 
-# Attributes of modules with the model's own tensors; recurrent layers renew the last one.
-REGISTERED = ("_parameters", "_buffers", "_modules", "_flat_weights")
+REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes of modules with the model's own tensors
 
 REMEDY = "make its module part of the model and compute the loss in step=, or"
 
@@ -28,7 +27,9 @@ class OutsideTensors:
         self._named = {id(parameter): name for name, parameter in model.named_parameters()}
         self._own = self._named.keys() | {id(buffer) for buffer in model.buffers()}
         found = list(_reached(step, model))
-        self._is_held = any(id(value) in self._named and value.requires_grad for _, value in found)
+        held = (value.parameters() if isinstance(value, nn.Module) else [value] for _, value in found)
+        # Whether a parameter that is trained is also reached otherwise than by its name.
+        self.is_held = any(id(each) in self._named and each.requires_grad for each in chain.from_iterable(held))
         found = [(name, value) for name, value in found if id(value) not in self._own]
         self._found = {name: value for name, value in found if not isinstance(value, GENERATORS)}
         self.generators = [value for _, value in found if isinstance(value, GENERATORS)]
@@ -37,8 +38,7 @@ class OutsideTensors:
     @property
     def may_matter(self) -> bool:
         """Whether `check` can ever raise for them."""
-        outside = any(tensor.requires_grad for tensor in self._tensors().values())
-        return self._is_held or bool(self._versions) or outside
+        return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
 
     def check(self, loss: Tensor, leaves: Iterable[Any]) -> None:
         """Refuse a loss that depends on other tensors than `leaves`, and a step that changed an outside module."""
@@ -92,11 +92,10 @@ def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
 def _reached(step: Any, model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Iterate over reachable tensors, modules and generators with their names, including attributes of modules."""
     seen = set(map(id, model.modules()))
-    attributes = (
-        ({key: value for key, value in vars(module).items() if key not in REGISTERED}, path or "model")
-        for path, module in model.named_modules()
-    )
-    waiting = [(step, "step"), *attributes]
+    waiting: list[tuple[Any, str]] = [(step, "step")]
+    for path, module in model.named_modules():
+        skipped = {*REGISTERED, "_flat_weights"} if isinstance(module, nn.RNNBase) else REGISTERED  # which it renews
+        waiting.append(({key: own for key, own in vars(module).items() if key not in skipped}, path or "model"))
     for value, name in waiting:
         if id(value) in seen:
             continue

@@ -164,7 +164,7 @@ class Cohort:
         name = config.engine_name
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
-        self._round_batches = RoundBatches(self.group, self.loop, streams, checks_outside=False)
+        self._round_batches = RoundBatches(self.group, self.loop, streams, name)
         self.rows: list[Progress | None] = [None] * rows
         self.trained: list[Member] = []  # the last ones on the rows
         self.num_rounds = 0  # run so far

@@ -39,15 +39,18 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
     return template
 
 
+is_dense = torch.ops.aten.is_non_overlapping_and_dense
+
+
 def _refuse_shared_memory(template: nn.Module) -> None:
     """Refuse parameters that are tied by their memory, not by being one parameter: as rows they would come apart."""
     placed = sorted(
-        (parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes, name)
-        for name, parameter in template.named_parameters()
-        if not is_lazy(parameter) and parameter.layout is torch.strided and parameter.numel()
+        (begin, begin + p.nbytes, name, p.requires_grad)
+        for name, p in template.named_parameters()
+        if not is_lazy(p) and p.layout is torch.strided and p.numel() and is_dense(p) and (begin := p.data_ptr())
     )
-    for (_, end, name), (begin, _, other) in itertools.pairwise(placed):
-        if begin < end:
+    for (_, end, name, trains), (begin, _, other, trains_too) in itertools.pairwise(placed):
+        if begin < end and (trains or trains_too):
             raise ModelError(
                 f"parameters {name!r} and {other!r} share memory but are two objects, which would be trained apart; "
                 "assign one parameter to both names, or clone its data"

@@ -132,12 +132,13 @@ MAX_BYTES_TOGETHER = 2**28  # a group of rounds is complete once its batches hav
 class RoundBatches:
     """Prepares the batches of rounds for the engine's loop."""
 
-    def __init__(self, group: LearnerGroup, loop: Loop, streams: StreamDevice | None, *, checks_outside: bool) -> None:
+    def __init__(self, group: LearnerGroup, loop: Loop, streams: StreamDevice | None, engine: str) -> None:
         self._group = group
         self._loop = loop
         self._streams = streams
         self._is_first = True
-        self._checks_outside = checks_outside
+        # Other engines check the autograd graph of their first task.
+        self._checks_outside = engine == "fused" or loop.settings.engine.compile or loop.settings.engine.accumulate > 1
 
     def prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         """Check a round's batches, and move them to the device unless the engine does that itself."""
@@ -191,7 +192,8 @@ class RoundBatches:
         if batch is None:
             return
         module, step = self._group.learners[0].module, self._loop.settings.step
-        if OutsideTensors(step, module).may_matter:
+        outside = OutsideTensors(step, module)
+        if outside.may_matter or outside.is_held:
             tensors = tree_map_only(Tensor, lambda t: t.to(self._group.device, copy=True), batch)
             with torch.random.fork_rng(devices=[]):
                 LearningStep(module, step).run(dict(module.named_parameters()), dict(module.named_buffers()), tensors)

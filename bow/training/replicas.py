@@ -193,9 +193,7 @@ class Replicas(nn.Module):
         )
         self.num_parameters = self.group.layout.num_parameters
         self.loop = loop = make_engine(chosen, self.group, sync, settings, streams)
-        # Other engines check the autograd graph of their first task.
-        checks_outside = chosen == "fused" or engine.compile or engine.accumulate > 1
-        self.batches = RoundBatches(self.group, loop, streams, checks_outside=checks_outside)
+        self.batches = RoundBatches(self.group, loop, streams, chosen)
         self.timeline = TimelineRecorder(loop.record_spans, lambda: Timeline(loop.take_spans()))
         self.last: Outcome | None = None
         self._modules["central"] = self.group.central

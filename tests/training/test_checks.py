@@ -719,6 +719,20 @@ def test_parameters_that_are_tied_by_their_memory_are_refused(train: Train) -> N
         train(model, (X, Y))
     model[1].weight = model[0].weight
     train(model, (X, Y))
+
+
+def test_parameters_of_one_memory_that_do_not_come_apart_are_accepted() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer, part in zip(model, torch.randn(4, 12).chunk(3, dim=1), strict=True):
+        layer.weight = nn.Parameter(part)  # columns that interleave
+    model[0].bias.data = model[1].bias.data
+    with pytest.raises(ModelError, match="share memory"):
+        prepare_template(model, 0)
+    model[0].bias.requires_grad_(False)
+    with pytest.raises(ModelError, match="share memory"):
+        prepare_template(model, 0)
+    model[1].bias.requires_grad_(False)
+    prepare_template(model, 0)
     lstm = nn.LSTM(5, 4)
     lstm.flatten_parameters()
     prepare_template(lstm, 0)

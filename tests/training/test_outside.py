@@ -232,3 +232,31 @@ def test_parameters_that_the_optimizer_leaves_out_are_not_taken_for_held_ones(tr
     result = train(model, (X, Y), engine=engine, optimizer=last_layer, run_dir=None)
     assert torch.equal(result.model[0].weight, model[0].weight)
     assert not torch.equal(result.model[1].weight, model[1].weight)
+
+
+class Stacked(nn.Module):
+    """A layer in a plain list, whose parameters are registered beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.layers = [nn.Linear(3, 3)]
+        self.weights = nn.ParameterList(self.layers[0].parameters())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers[0](self.head(inputs))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parameters_of_layers_in_a_list_are_refused(train: Train, engine: str) -> None:
+    with pytest.raises(LossError, match=r"depends on parameter 'weights\.\d' other than by its name"):
+        train(Stacked(), (X, Y), engine=engine, run_dir=None)
+
+
+@pytest.mark.parametrize("engine", [bow.Engine("graph", accumulate=2), bow.Engine("eager", compile=True)], ids=str)
+def test_members_with_a_parameter_in_a_list_are_refused(engine: bow.Engine, tmp_path: Path) -> None:
+    with pytest.raises(LossError, match="depends on parameter 'scale' other than by its name"):
+        bow.sweep(
+            functools.partial(Held, is_used=True), (X, Y), F.cross_entropy, variants=bow.grid(seed=range(2)),
+            engine=engine, run=bow.Run(tmp_path / "sweep", progress=False),
+        )  # fmt: skip
