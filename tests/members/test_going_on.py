@@ -32,6 +32,7 @@ from bow.members.progress import SweepProgress
 from bow.members.stopping import Rungs
 from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
+from bow.training.checkpoint import save_checkpoint
 from tests.forked import FORKED
 from tests.members.test_equality import DATA, FLAT, LABELS, assert_alike, interrupted, mlp, swept
 from tests.replicas.test_group import Calls
@@ -203,6 +204,19 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is not a readable checkpoint .* using the previous checkpoint"):
         result = by_hand(tmp_path / "sweep", None, resume="auto")
     assert_alike(result, expected)
+
+
+def test_a_damaged_state_of_a_member_is_one_sentence(tmp_path: Path) -> None:
+    with interrupted(9):
+        by_hand(tmp_path / "sweep", None, on_interrupt="return")
+    for path in (tmp_path / "sweep/checkpoints").iterdir():
+        state = torch.load(path, weights_only=True)
+        for member in state["members"]:
+            if member["at"].get("state"):
+                del member["at"]["state"]["weights"]
+        save_checkpoint(path.parent, state["round"], state)
+    with pytest.raises(CheckpointError, match=r"the state to resume from is damaged \('weights'\); resume from"):
+        by_hand(tmp_path / "sweep", None, resume="auto")
 
 
 def test_the_last_check_of_a_sweep_records_what_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
