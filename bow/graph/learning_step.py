@@ -92,7 +92,7 @@ class LearningStep(nn.Module):
             sources = [leaves[name] for name in self.trained]
             gradients.extend(torch.autograd.grad(loss, sources, materialize_grads=True))
 
-        with torch.enable_grad():
+        with torch.enable_grad(), outside.by_name():
             state = {f"model.{name}": leaf for name, leaf in leaves.items()} | own
             loss, metrics = functional_call(self, state, (batch, differentiate))
         after = {name: state[f"model.{name}"].detach() for name in buffers}

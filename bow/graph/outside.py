@@ -1,19 +1,26 @@
 """Find tensors that a step reaches outside its model: these are neither trained, averaged nor saved."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bow.errors import LossError
 from bow.graph.refusal import GENERATORS
 
-MANY = 10_000  # visit at most this many objects, those nearest to the step first
+MANY = 10_000  # visit at most about this many objects
+
+CONTAINERS = (list, tuple, set, frozenset, deque)
+
+PLAIN = (type(None), bool, int, float, str)  # hold nothing
 
 REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes of modules with the model's own tensors
 
@@ -24,12 +31,12 @@ class OutsideTensors:
     """Tensors and modules that a step reaches and that are not registered in the model, as parameters of a loss."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:
-        self._named = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._own = self._named.keys() | {id(buffer) for buffer in model.buffers()}
+        self._named = {id(each): name for name, each in model.named_parameters() if each.requires_grad}
+        self._own = {id(each) for each in chain(model.parameters(), model.buffers())}
         found = list(_reached(step, model))
-        held = (value.parameters() if isinstance(value, nn.Module) else [value] for _, value in found)
-        # Whether a parameter that is trained is also reached otherwise than by its name.
-        self.is_held = any(id(each) in self._named and each.requires_grad for each in chain.from_iterable(held))
+        parts = (value.named_parameters() if isinstance(value, nn.Module) else [("", value)] for _, value in found)
+        # Whether a parameter that is trained is also reached otherwise than by its name, as through a list.
+        self.is_held = any(id(each) in self._named for _, each in chain.from_iterable(parts))
         found = [(name, value) for name, value in found if id(value) not in self._own]
         self._found = {name: value for name, value in found if not isinstance(value, GENERATORS)}
         self.generators = [value for _, value in found if isinstance(value, GENERATORS)]
@@ -40,6 +47,10 @@ class OutsideTensors:
         """Whether `check` can ever raise for them."""
         return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
 
+    def by_name(self) -> contextlib.AbstractContextManager[Any]:
+        """Refuse, where others take the parameters' place by name, operators on the parameters themselves."""
+        return _ByName(self._named) if self.is_held else contextlib.nullcontext()
+
     def check(self, loss: Tensor, leaves: Iterable[Any]) -> None:
         """Refuse a loss that depends on other tensors than `leaves`, and a step that changed an outside module."""
         # `leaves` are the batch, and the parameters or what takes their place; they may be held in lists, too.
@@ -48,10 +59,7 @@ class OutsideTensors:
         names = {id(tensor): name for name, tensor in self._tensors().items()}
         for leaf in _leaves_of(loss):
             if (named := self._named.get(id(leaf))) is not None and id(leaf) not in given:
-                raise LossError(
-                    f"the loss depends on parameter {named!r} other than by its name, as through a list that holds it, "
-                    "where it would not be trained; reach it by its name, or use nn.ParameterList"
-                )
+                raise _held(named)
             if id(leaf) not in own and (id(leaf) in names or isinstance(leaf, nn.Parameter)):  # else the step made it
                 name = f"{names[id(leaf)]!r}" if id(leaf) in names else "a parameter"
                 raise LossError(
@@ -79,6 +87,26 @@ class OutsideTensors:
                         yield f"{name}.{path}", tensor
 
 
+class _ByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, named: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._named = named
+
+    def __torch_dispatch__(self, operator: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        for leaf in tree_leaves((args, keywords)):
+            if id(leaf) in self._named:
+                raise _held(self._named[id(leaf)])
+        return operator(*args, **keywords)
+
+
+def _held(name: str) -> LossError:
+    return LossError(
+        f"the step uses parameter {name!r} other than by its name, as through a list that holds it, where it would not "
+        "be trained, and learners might read each other's; reach it by its name, or use nn.ParameterList"
+    )
+
+
 def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
     seen, waiting = set(), [loss.grad_fn]
     for node in waiting:
@@ -103,7 +131,12 @@ def _reached(step: Any, model: nn.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (Tensor, nn.Module, *GENERATORS)):
             yield name, value
         if len(waiting) < MANY:
-            waiting += [(part, key if name == "step" else f"{name}.{key}") for key, part in _parts(value).items()]
+            parts = ((key, part) for key, part in _parts(value).items() if _may_hold(part))
+            waiting += [(part, key if name == "step" else f"{name}.{key}") for key, part in parts]
+
+
+def _may_hold(value: Any) -> bool:
+    return bool(value) if isinstance(value, (dict, *CONTAINERS)) else not isinstance(value, PLAIN)
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
@@ -119,7 +152,7 @@ def _parts(value: Any) -> Mapping[str, Any]:
         return {} if _is_of_torch(value) else {**named, **outer.globals, **outer.nonlocals}
     if isinstance(value, dict):
         return {str(key): part for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, CONTAINERS):
         return {str(index): part for index, part in enumerate(value)}
     if isinstance(value, Tensor | ModuleType) or _is_of_torch(value):
         return {}

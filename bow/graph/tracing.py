@@ -1,4 +1,4 @@
-"""Trace a learning step into ATen operators. The only file of bow.graph that uses torch's private modules.
+"""Trace a learning step into ATen operators, with torch's private modules.
 
 Two passes. The first runs the step, autograd included, on fake tensors and records the operators that eager PyTorch
 calls, each with the module that called it, its phase, and the autograd node that it made or belongs to. The second,

@@ -45,16 +45,20 @@ is_dense = torch.ops.aten.is_non_overlapping_and_dense
 def _refuse_shared_memory(template: nn.Module) -> None:
     """Refuse parameters that are tied by their memory, not by being one parameter: as rows they would come apart."""
     placed = sorted(
-        (begin, begin + p.nbytes, name, p.requires_grad)
+        # Of one with gaps, the first element: columns of one matrix interleave.
+        (begin, begin + (p.nbytes if is_dense(p) else p.element_size()), name, p.requires_grad)
         for name, p in template.named_parameters()
-        if not is_lazy(p) and p.layout is torch.strided and p.numel() and is_dense(p) and (begin := p.data_ptr())
+        if not is_lazy(p) and p.layout is torch.strided and p.numel() and (begin := p.data_ptr())
     )
-    for (_, end, name, trains), (begin, _, other, trains_too) in itertools.pairwise(placed):
-        if begin < end and (trains or trains_too):
+    before = (0, "", False)  # of those so far, the one that ends last
+    for begin, end, name, trains in placed:
+        until, other, trains_too = before
+        if begin < until and (trains or trains_too):
             raise ModelError(
-                f"parameters {name!r} and {other!r} share memory but are two objects, which would be trained apart; "
+                f"parameters {other!r} and {name!r} share memory but are two objects, which would be trained apart; "
                 "assign one parameter to both names, or clone its data"
             )
+        before = max(before, (end, name, trains))
 
 
 @contextlib.contextmanager

@@ -83,7 +83,9 @@ def by_hand(
 RULES = {"all": None, "halving": bow.Halving(reduction=2), "asha": bow.Halving(reduction=2, asynchronous=True)}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("all", marks=pytest.mark.nightly), "halving", "asha"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("all", "halving")), "asha"]
+)
 def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
     tests = Path(__file__).parents[1]
@@ -206,16 +208,17 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path) -> None:
     assert_alike(result, expected)
 
 
-def test_a_damaged_state_of_a_member_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["weights", "losses"])
+def test_a_damaged_state_of_a_member_is_one_sentence(part: str, tmp_path: Path) -> None:
     with interrupted(9):
         by_hand(tmp_path / "sweep", None, on_interrupt="return")
     for path in (tmp_path / "sweep/checkpoints").iterdir():
         state = torch.load(path, weights_only=True)
         for member in state["members"]:
             if member["at"].get("state"):
-                del member["at"]["state"]["weights"]
+                del member["at"]["state"][part]
         save_checkpoint(path.parent, state["round"], state)
-    with pytest.raises(CheckpointError, match=r"the state to resume from is damaged \('weights'\); resume from"):
+    with pytest.raises(CheckpointError, match=rf"the state to resume from is damaged \('{part}'\); resume from"):
         by_hand(tmp_path / "sweep", None, resume="auto")
 
 

@@ -736,3 +736,18 @@ def test_parameters_of_one_memory_that_do_not_come_apart_are_accepted() -> None:
     lstm = nn.LSTM(5, 4)
     lstm.flatten_parameters()
     prepare_template(lstm, 0)
+
+
+def test_memory_is_shared_whatever_lies_between_and_whether_it_has_gaps() -> None:
+    model, data = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(100)
+    model[0].weight = nn.Parameter(data, requires_grad=False)
+    model[1].weight = nn.Parameter(data[10:20], requires_grad=False)
+    model[2].weight = nn.Parameter(data[50:70])
+    with pytest.raises(ModelError, match=r"'0\.weight' and '2\.weight' share memory"):
+        prepare_template(model, 0)
+    columns = torch.randn(4, 12)[:, :4]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model:
+        layer.weight = nn.Parameter(columns)
+    with pytest.raises(ModelError, match="share memory"):
+        prepare_template(model, 0)
