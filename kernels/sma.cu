@@ -397,41 +397,6 @@ __device__ inline void adam_round(
   });
 }
 
-// The averaging alone, for any optimizer: w_j -= c_j for every learner, and the central model.
-// Memory traffic: W read and written, z and z_prev read and written, (2 k + 4) P.
-template <typename T>
-__device__ inline void sma_round(
-    T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers_, long long learners,
-    long long columns) {
-  using A = typename Arithmetic<T>::type;
-  const Numbers<A> numbers(numbers_);
-  const bool aligned = in_steps_of_16(address(weights), address(z), address(z_prev), weights_stride * sizeof(T));
-  for_columns<T>(columns, aligned, [&](auto width, long long column) {
-    constexpr int N = decltype(width)::value;
-    const Values<T, N> central = widen(load<N>(z + column));
-    Values<T, N> sum = {};
-    for (long long first = 0; first < learners; first += kTogether) {
-      Pack<T, N> w[kTogether];
-      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        if (first + u >= learners) break;
-        Values<T, N> row = widen(w[u]);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const A correction = numbers.alpha * (row.at[i] - central.at[i]);
-          sum.at[i] += correction;
-          row.at[i] -= correction;
-        }
-        store(weights + (first + u) * weights_stride + column, row);
-      }
-    }
-    const Values<T, N> next = moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu);
-    store(z_prev + column, central);
-    store(z + column, next);
-  });
-}
-
 // The kernels by name, one set per element type. All integers are 64 bits and all scalars doubles, as in Python, so
 // that a caller that packs arguments cannot mistake their size.
 #define BOW_KERNELS(suffix, T)                                                                                      \
@@ -472,11 +437,6 @@ __device__ inline void sma_round(
     adam_round(                                                                                                     \
         weights, weights_stride, means, means_stride, squares, squares_stride, gradients, gradients_stride, z,      \
         z_prev, finite, counts, counts_next, numbers, learners, columns, synchronise);                              \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256) sma_round_##suffix(                                             \
-      T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers, long long learners,             \
-      long long columns) {                                                                                          \
-    sma_round(weights, weights_stride, z, z_prev, numbers, learners, columns);                                      \
   }
 
 BOW_KERNELS(f32, float)

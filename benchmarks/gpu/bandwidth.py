@@ -104,7 +104,7 @@ def row_cases(machine: Machine, size: str, columns: int, learners: int) -> Itera
     """The kernels over rows, on tensors that they share."""
     rows = Rows(machine, columns, learners)
     row_bytes = FLOAT * columns
-    for kernel, passes in {"sma_round": 2, "sgd_round": 5, "adam_round": 7, "sma_center": 1}.items():
+    for kernel, passes in {"sgd_round": 5, "adam_round": 7, "sma_center": 1}.items():
         num_bytes = (passes * learners + 4) * row_bytes
         yield Case(kernel, size, learners, num_bytes, rows.launch(machine.kernels, kernel))
 
@@ -130,7 +130,6 @@ class Rows:
     def launch(self, kernels: Kernels, name: str) -> Callable[[], None]:
         """A call of a kernel on these rows."""
         calls: dict[str, Callable[[], None]] = {
-            "sma_round": lambda: kernels.sma_round(self.weights, self.z, self.z_prev, self.numbers),
             "sgd_round": lambda: kernels.sgd_round(
                 self.weights, self.momenta, self.gradients, self.z, self.z_prev, self.finite, self.numbers, True
             ),

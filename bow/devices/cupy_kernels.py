@@ -28,7 +28,7 @@ from bow.devices.kernels import (
 from bow.errors import MissingDependencyError, RuntimeUnavailableError, reason
 
 SOURCES = ("dtypes.cuh", "sma.cu", "gather.cu")
-OPERATIONS = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "adam_round", "sma_round")
+OPERATIONS = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "adam_round")
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 8
@@ -66,7 +66,6 @@ class CupyKernels(Kernels):
             self.sma_contribute(rows[0], z, rows[1], total, 0.0)
             self.sma_apply(rows[0], rows[1], z, z_prev, total, 0.0)
             self.sma_center(rows[0], z, z_prev, numbers[:6])
-            self.sma_round(rows[0], z, z_prev, numbers[:6])
             task = torch.zeros(2, dtype=torch.promote_types(dtype, torch.float32), device=self._device)
             self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_prev, task, torch.empty_like(task), numbers[:6], True)
             self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, task[:1], numbers[:6], True)
@@ -164,13 +163,6 @@ class CupyKernels(Kernels):
         self._launch_over_rows("adam_round", weights, (*rows, center, before, *given, *weights.shape, int(synchronise)))
         counts.copy_(behind)
         return None
-
-    def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        if weights.dtype not in SUFFIXES:
-            return super().sma_round(weights, z, z_prev, numbers)
-        w, *centers = self._pointers(weights, z, z_prev)
-        arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
-        return self._launch_over_rows("sma_round", weights, arguments)
 
     def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
         if not (source.is_contiguous() and indices.is_contiguous() and out.is_contiguous()):

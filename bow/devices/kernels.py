@@ -174,15 +174,6 @@ class Kernels:
             square.copy_(_of_those(finite, v, square))
             _end_round(w, moved, central, before, finite, averaging if synchronise else ())
 
-    def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        """`sma_contribute` and `sma_apply` for one device, with `alpha` and `mu` of `numbers`."""
-        with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
-            *_, alpha, mu = numbers.to(w.dtype).unbind()
-            corrections = torch.sub(w, central).mul_(alpha)
-            w.sub_(corrections)
-            torch.sub(central, before, out=before).mul_(mu).add_(corrections.sum(0))
-            _advance(central, before)
-
     def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
         """`out[i] = source[indices[i]]`; an index out of range is an error, as in PyTorch."""
         with torch.no_grad():

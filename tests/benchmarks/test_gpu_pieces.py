@@ -114,7 +114,7 @@ def test_aims_that_are_missed_are_told_with_the_worst_case() -> None:
         "kernels": {
             "rows": [
                 {"kernel": "sgd_round", "size": "lenet", "learners": 1, "share_of_copy": spread(0.1)},
-                {"kernel": "sma_round", "size": aims.LARGE, "learners": 4, "share_of_copy": spread(0.85)},
+                {"kernel": "sma_center", "size": aims.LARGE, "learners": 4, "share_of_copy": spread(0.85)},
             ]
         },
         "tests_agreement": {

@@ -25,7 +25,7 @@ PLAIN = (0.1, 0.0, 0.0, 0.0, 0.3, 0.5)
 
 
 def cases(fake: bool) -> list[Case]:
-    names = ("sma_contribute", "sma_apply", "sma_center", "sma_round", "sgd_row", "sgd_round", "adam_round")
+    names = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "adam_round")
     return [
         Case("kernels are CuPy's", _are_cupys, "it has PyTorch's operators for kernels"),
         *(
@@ -69,7 +69,6 @@ class _Rows:
             "sma_contribute": lambda: kernels.sma_contribute(self.w, self.z, self.c, self.total, 0.3),
             "sma_apply": lambda: kernels.sma_apply(self.w, self.c, self.z, self.z_prev, self.total, 0.5),
             "sma_center": lambda: kernels.sma_center(self.w, self.z, self.z_prev, numbers),
-            "sma_round": lambda: kernels.sma_round(self.w, self.z, self.z_prev, numbers),
             "sgd_row": lambda: [
                 kernels.sgd_row(
                     *(self.w[j], self.m[j], self.g[j], self.z, self.z_prev),

@@ -110,9 +110,3 @@ def adam_round(
             nexts[0][j], nexts[1][j], nexts[2][j] = moved, mean, square
         nexts[0][j] -= correction
     return nexts[0], nexts[1], nexts[2], z_next, (z if synchronise else z_prev), count
-
-
-def sma_round(w: Array, z: Array, z_prev: Array, numbers: Numbers) -> tuple[Array, Array, Array]:
-    """The next w, z and z_prev."""
-    corrections, total = sma_contribute(w, z, numbers.alpha)
-    return sma_apply(w, corrections, z, z_prev, total, numbers.mu)

@@ -39,7 +39,6 @@ def launch_everything(kernels: EmulatedKernels, dtype: torch.dtype) -> None:
     kernels.sgd_round(w, m, g, z, z_prev, finite, NUMBERS, False)
     numbers = torch.ones(8, dtype=torch.float64)
     kernels.adam_round(w, m, g.clone(), g, z, z_prev, finite, finite.clone(), numbers, False)
-    kernels.sma_round(w, z, z_prev, NUMBERS)
     kernels.gather(w, torch.tensor([2, 0]), c[:2])
 
 
@@ -80,14 +79,14 @@ def test_misaligned_access_is_noticed(emulation: Emulation) -> None:
 def test_launches_fill_the_device_and_no_more(emulated: EmulatedKernels, emulation: Emulation) -> None:
     for columns, blocks in [(1, 1), (1024, 1), (1025, 2), (16 * 1024, 16), (16 * 1024 + 1, 16)]:
         w, z = torch.zeros(1, columns), torch.zeros(3, columns)
-        emulated.sma_round(w, z[0], z[1], NUMBERS)
+        emulated.sma_center(w, z[0], z[1], NUMBERS)
         assert (emulation.launches[-1].blocks, emulation.launches[-1].threads) == (blocks, 256)
 
 
 def test_kernels_run_on_the_current_stream(emulated: EmulatedKernels, emulation: Emulation) -> None:
     for handle in (7, 9, 7):
         emulated.handle = handle
-        emulated.sma_round(torch.zeros(1, 4), torch.zeros(4), torch.zeros(4), NUMBERS)
+        emulated.sma_center(torch.zeros(1, 4), torch.zeros(4), torch.zeros(4), NUMBERS)
     streams = [launch.stream for launch in emulation.launches]
     assert [stream.ptr for stream in streams] == [7, 9, 7]
     assert streams[0] is streams[2]
@@ -96,7 +95,7 @@ def test_kernels_run_on_the_current_stream(emulated: EmulatedKernels, emulation:
 def test_streams_of_cupy_13(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(Stream=object, ExternalStream=lambda ptr, device_id: Stream(ptr))
     monkeypatch.setattr(sys.modules["cupy"], "cuda", cuda)
-    EmulatedKernels(CPU).sma_round(torch.zeros(1, 4), torch.zeros(4), torch.zeros(4), NUMBERS)
+    EmulatedKernels(CPU).sma_center(torch.zeros(1, 4), torch.zeros(4), torch.zeros(4), NUMBERS)
     assert emulation.launches[-1].stream.ptr == EmulatedKernels.handle
 
 
@@ -118,9 +117,9 @@ def test_gather_with_gaps_goes_to_pytorch(emulated: EmulatedKernels, emulation: 
 def test_rows_with_gaps_and_mixed_dtypes_are_refused(emulated: EmulatedKernels) -> None:
     z, z_prev = torch.zeros(2, 8)
     with pytest.raises(AssertionError, match="without gaps"):
-        emulated.sma_round(torch.zeros(2, 16)[:, ::2], z, z_prev, NUMBERS)
+        emulated.sma_center(torch.zeros(2, 16)[:, ::2], z, z_prev, NUMBERS)
     with pytest.raises(AssertionError, match="float64, expected"):
-        emulated.sma_round(torch.zeros(2, 8), z.double(), z_prev, NUMBERS)
+        emulated.sma_center(torch.zeros(2, 8), z.double(), z_prev, NUMBERS)
 
 
 def test_everything_is_compiled_before_the_first_launch(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,17 +154,6 @@ def test_adam_round(
 
 
 @with_every_dtype
-def test_sma_round(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> None:
-    for layout, (k, n) in CASES:
-        memory = Memory(dtype, device, layout)
-        w, z, z_prev = memory.rows(k, n), memory.rows(n), memory.rows(n)
-        expected = oracle.sma_round(exact(w), exact(z), exact(z_prev), Numbers())
-        kernels.sma_round(w, z, z_prev, on(device, Numbers()))
-        check_close((w, z, z_prev), expected, (layout, k, n))
-        memory.check_guards()
-
-
-@with_every_dtype
 def test_diverged_learners_start_exactly_from_the_central_model(
     kernels: Kernels, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -197,21 +186,6 @@ def test_whole_round_is_its_parts(kernels: Kernels, device: torch.device, dtype:
 
 
 @with_every_dtype
-def test_one_device_needs_no_total(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> None:
-    """`sma_round` is `sma_contribute` and `sma_apply`."""
-    memory = Memory(dtype, device)
-    w, z, z_prev, c, total = (memory.rows(*shape) for shape in [(5, 100), (100,), (100,), (5, 100), (100,)])
-    once = [tensor.clone() for tensor in (w, z, z_prev)]
-    kernels.sma_round(*once, on(device, Numbers()))
-    kernels.sma_contribute(w, z, c, total, Numbers().alpha)
-    kernels.sma_apply(w, c, z, z_prev, total, Numbers().mu)
-    # Corrections and their total are rounded on the way.
-    tolerance = {"rtol": 2**-6, "atol": 2**-6} if dtype == torch.bfloat16 else {}
-    for apart, together in zip((w, z, z_prev), once, strict=True):
-        torch.testing.assert_close(apart, together, **tolerance)
-
-
-@with_every_dtype
 def test_results_depend_neither_on_the_grid_nor_on_the_order_of_threads(
     emulated: EmulatedKernels, emulation: Emulation, dtype: torch.dtype
 ) -> None:
@@ -223,7 +197,7 @@ def test_results_depend_neither_on_the_grid_nor_on_the_order_of_threads(
         finite, counts = computed([1, 1, 0, 1, 1, 1], dtype, w.device), computed(range(6), dtype, w.device)
         with emulation.configured(shape, backwards=backwards):
             emulated.sgd_round(w, m, g, z, z_prev, finite, on(w.device, Numbers()), True)
-            emulated.sma_round(w, z, z_prev, on(w.device, Numbers()))
+            emulated.sma_center(w, z, z_prev, on(w.device, Numbers()))
             emulated.adam_round(w, m, v.abs_(), g, z, z_prev, finite, counts, on(w.device, AdamNumbers()), True)
         results.append((w, m, v, z, z_prev, counts))
     for other in results[1:]:
