@@ -1,6 +1,6 @@
 """Policies for running a step: schedules derived from operator times, alone and side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bow.devices import available_cores, physical_first
@@ -11,7 +11,6 @@ from bow.schedule.scheduler import (
     CacheTimes,
     CoRunScheduler,
     DecisionRecorder,
-    Interference,
     ListScheduler,
     OperatorScheduler,
     Start,
@@ -19,11 +18,12 @@ from bow.schedule.scheduler import (
     held_by_core,
     separation,
 )
-from bow.schedule.scheduler.corun import Strategy
+from bow.schedule.scheduler.corun import Strategy, pair
 from bow.schedule.scheduler.protocol import simulate_operators
 
 # At most the cost of passing an operator to another executor; interference of shorter operators is noise
 SMALL_NS = 2_000
+INTERFERENCE = 1.5  # an operator interferes that makes another one take this many times as long as predicted
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +97,18 @@ def strategy_policy(
     profile: Profile,
     cores: int,
     number: Strategy,
-    interference: Interference | None = None,
+    pairs: Collection[tuple[str, str]] = (),  # types that interfere, to be kept apart
     *,
     narrow: bool = False,
 ) -> Policy:
     """Build one of Liu et al.'s strategies from its decisions in simulated time."""
     curves, before = profile.curves(), step.dependencies
     kinds = step.kinds
-    pairs = frozenset[tuple[str, str]]() if interference is None else interference.pairs
     caches = shared_by_neighbours(cores)
     alone = [{threads: time for threads, time in own.items() if threads == 1} for own in curves]
     times = curves if caches is None else CacheTimes(curves, alone, caches)
     recorder = DecisionRecorder(
-        CoRunScheduler(before, times, kinds, cores, strategy=number, narrow=narrow, interference=interference)
+        CoRunScheduler(before, times, kinds, cores, strategy=number, narrow=narrow, avoid=pairs)
     )
     predicted = simulate_operators(recorder, lambda start: _on_core(curves[start.operator], start), names=kinds)
     order, after = held_by_core(recorder.decisions, cores), separation(recorder.decisions, before, kinds, pairs)
@@ -136,18 +135,19 @@ def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = 
     held = usual.executors_of(len(curves))
     predicted_ns = [curve[len(own)] for curve, own in zip(curves, held, strict=True)]
     found = observed(step.kinds, predicted_ns, took_ns, timeline)
-    return [*made, strategy_policy(step, profile, cores, 3, found)] if found.pairs else made
+    return [*made, strategy_policy(step, profile, cores, 3, found)] if found else made
 
 
 def observed(
     kinds: Sequence[str], predicted_ns: Sequence[int], took_ns: Sequence[int], timeline: Timeline
-) -> Interference:
-    found = Interference(kinds)
+) -> set[tuple[str, str]]:
+    """Return pairs of operator types of which one took far longer alongside the other than predicted alone."""
+    # A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was:
+    # harmless pairs are kept apart as well. Liu et al., 2019, section III-D, discussion.
     large = {operator for operator, time in enumerate(predicted_ns) if time > SMALL_NS}
-    for operator, others in _beside(timeline).items():
-        if operator in large:
-            found.observe(operator, predicted_ns[operator], took_ns[operator], others & large)
-    return found
+    slow = {operator for operator in large if took_ns[operator] > INTERFERENCE * predicted_ns[operator]}
+    beside = {operator: others & large for operator, others in _beside(timeline).items() if operator in slow}
+    return {pair(kinds[operator], kinds[other]) for operator, others in beside.items() for other in others}
 
 
 def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:

@@ -2,7 +2,6 @@
 
 from bow.schedule.scheduler.corun import CacheTimes as CacheTimes
 from bow.schedule.scheduler.corun import CoRunScheduler as CoRunScheduler
-from bow.schedule.scheduler.corun import Interference as Interference
 from bow.schedule.scheduler.corun import separation as separation
 from bow.schedule.scheduler.list_scheduler import ListScheduler as ListScheduler
 from bow.schedule.scheduler.protocol import CriticalPath as CriticalPath

@@ -3,33 +3,11 @@
 import bisect
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
 from bow.schedule.scheduler.protocol import ReadyOperators, Start
-
-INTERFERENCE = 1.5  # an operator interferes that makes another one take this many times as long as predicted
-
-
-class Interference:
-    """Pairs of operator types of which one took far longer alongside the other than predicted alone."""
-
-    # A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was:
-    # harmless pairs are kept apart as well. Liu et al., 2019, section III-D, discussion.
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds = tuple(kinds)
-        self._pairs: set[tuple[str, str]] = set()
-
-    @property
-    def pairs(self) -> frozenset[tuple[str, str]]:
-        """The pairs of interfering types, each in alphabetical order."""
-        return frozenset(self._pairs)
-
-    def observe(self, operator: int, predicted_ns: int, actual_ns: int, overlapping: Collection[int]) -> None:
-        if actual_ns > INTERFERENCE * predicted_ns:
-            self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in overlapping)
 
 
 def pair(one: str, other: str) -> tuple[str, str]:
@@ -200,13 +178,6 @@ MAX_THREAD_DIFFERENCE = 2  # most an operator's threads may differ from its type
 _Choice: TypeAlias = tuple[int, int]  # an operator and its number of threads
 
 
-@dataclass
-class _RunningOperator:
-    started_ns: int
-    predicted_ns: int
-    overlapping: set[int] = field(default_factory=set)
-
-
 class CoRunScheduler:
     """The four strategies of Liu et al., 2019, section III-D, each of which builds on those before."""
 
@@ -228,7 +199,7 @@ class CoRunScheduler:
         strategy: Strategy = 3,  # the last one applied
         *,
         narrow: bool = False,
-        interference: Interference | None = None,  # observations, kept from step to step
+        avoid: Collection[tuple[str, str]] = (),  # types that never run together, as they interfere; see `pair`
     ) -> None:
         self._narrow = narrow
         self._by_cache = times if isinstance(times, CacheTimes) else None
@@ -243,10 +214,6 @@ class CoRunScheduler:
         for what, given in (("times", times), ("kinds", kinds)):
             if len(given) != len(dependencies):
                 raise ScheduleError(f"{len(given)} {what} for {len(dependencies)} operators; give every operator one")
-        if interference is not None and interference.kinds != tuple(kinds):
-            raise ScheduleError(
-                "the interference was observed for operators of other types; create a new Interference for this graph"
-            )
         self._strategy = strategy
         self._kinds = tuple(kinds)
         self._num_cores = cores
@@ -258,7 +225,7 @@ class CoRunScheduler:
                 raise ScheduleError(
                     f"operator {operator} ({kinds[operator]}) has no predicted time for 1 thread; predict one"
                 )
-        self._interference = interference
+        self._avoid = frozenset(avoid)
         self._progress = ReadyOperators(dependencies)
         self._begin()
 
@@ -273,15 +240,14 @@ class CoRunScheduler:
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
         self._cores.release(operator)
-        self._observe(operator, now_ns)
+        self._running.remove(operator)
         self._ready.update(dict.fromkeys(self._progress.finish(operator)))
         return self._decide(now_ns)
 
     def _begin(self) -> None:
         self._ready: dict[int, None] = {}  # in the order they became ready
         self._cores = Cores(self._num_cores, None if self._by_cache is None else self._by_cache.caches)
-        self._runs: dict[int, _RunningOperator] = {}
-        self._avoided = frozenset[tuple[str, str]]() if self._interference is None else self._interference.pairs
+        self._running: set[int] = set()
 
     def _usual_threads(self) -> list[int]:
         """By operator: the number of threads of strategy 1 or 2."""
@@ -301,7 +267,7 @@ class CoRunScheduler:
         while self._ready and (choice := self._next(now_ns)) is not None:
             starts.append(self._carry_out(*choice, now_ns))
         while self._strategy == 4 and self._ready and (operator := self._small_beside(now_ns)) is not None:
-            self._note(operator, now_ns, self._times[operator][1])
+            self._note(operator)
             core = self._cores.share(operator)
             starts.append(Start(operator, self._num_cores + core, 1, (core,), sibling=True))
         return starts
@@ -309,16 +275,13 @@ class CoRunScheduler:
     def _carry_out(self, operator: int, threads: int, now_ns: int) -> Start:
         held = self._cores_for(operator, threads)
         predicted_ns = self._time_on(operator, held)
-        self._note(operator, now_ns, predicted_ns)
+        self._note(operator)
         self._cores.hold(operator, held, now_ns + predicted_ns)
         return Start(operator, held[0], threads, held)
 
-    def _note(self, operator: int, now_ns: int, predicted_ns: int) -> None:
+    def _note(self, operator: int) -> None:
         del self._ready[operator]
-        others = set(self._runs)
-        self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
-        for other in others:
-            self._runs[other].overlapping.add(operator)
+        self._running.add(operator)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
         return self._cores.choose(
@@ -332,19 +295,10 @@ class CoRunScheduler:
         """Return the predicted nanoseconds on the cores it would get now; enough must be idle."""
         return self._time_on(operator, self._cores_for(operator, threads))
 
-    def _observe(self, operator: int, now_ns: int) -> None:
-        run = self._runs.pop(operator)
-        begun = {other for other, each in self._runs.items() if each.started_ns == now_ns}
-        for other in begun:  # started when this one ended: no overlap
-            self._runs[other].overlapping.discard(operator)
-        if self._interference is not None:
-            took_ns = now_ns - run.started_ns
-            self._interference.observe(operator, run.predicted_ns, took_ns, run.overlapping - begun)
-
     def _next(self, now_ns: int) -> _Choice | None:
         if self._strategy <= 2:  # the operator that has been ready for longest, once nothing runs
             operator = next(iter(self._ready))
-            return None if self._runs else (operator, self._usual[operator])
+            return None if self._running else (operator, self._usual[operator])
         return self._fitting(now_ns) or self._longest(now_ns) if self._cores.num_idle else None
 
     def _fitting(self, now_ns: int) -> _Choice | None:
@@ -402,7 +356,7 @@ class CoRunScheduler:
 
     def _interferes(self, operator: int) -> bool:
         kind = self._kinds[operator]
-        return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
+        return bool(self._avoid) and any(pair(kind, self._kinds[other]) in self._avoid for other in self._running)
 
 
 def _usable(operator: int, times: Times, cores: int) -> dict[int, int]:

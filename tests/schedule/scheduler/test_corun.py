@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
-from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Interference, Start
-from bow.schedule.scheduler.corun import INTERFERENCE
+from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Start
 from tests.schedule.scheduler.graphs import dependencies, listed, times
 from tests.schedule.scheduler.watching import Event, Moment, Watched, check_carried_out
 
@@ -327,70 +326,29 @@ def test_a_small_operator_ends_no_later_than_the_holder_of_all_cores(takes: int,
     assert [start.operator for start in scheduler.start()] == started
 
 
-def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
-    case: dict[str, Any] = {
-        "dependencies": [[], [], []],
-        "times": [{1: 100}, {1: 90}, {1: 80}],
-        "kinds": ["conv", "pool", "add"],
-        "cores": 2,
-    }
-    interference = Interference(case["kinds"])
-    scheduler = CoRunScheduler(**case, interference=interference)
-    assert [start.operator for start in scheduler.start(1000)] == [0, 1]
-    assert [start.operator for start in scheduler.finished(1, 1140)] == [2]  # 140 instead of 90, beside 0
-    assert interference.pairs == {("conv", "pool")}
-    scheduler.finished(0, 1141)
-    scheduler.finished(2, 1221)
+def test_types_that_interfere_are_kept_separate() -> None:
+    times, kinds = [{1: 100}, {1: 90}, {1: 80}], ["conv", "pool", "add"]
+    scheduler = CoRunScheduler([[], [], []], times, kinds, cores=2, avoid={("conv", "pool")})
     assert [start.operator for start in scheduler.start(2000)] == [0, 2]
     assert [start.operator for start in scheduler.finished(2, 2080)] == []
     assert [start.operator for start in scheduler.finished(0, 2100)] == [1]
 
 
-def test_what_begins_when_another_ends_was_not_beside_it() -> None:
-    interference = Interference(["a", "b", "c"])
-    scheduler = CoRunScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, interference=interference)
-    assert [start.operator for start in scheduler.start()] == [0, 1]
-    assert [start.operator for start in scheduler.finished(0, 30)] == [2]
-    assert scheduler.finished(1, 30) == scheduler.finished(2, 60) == []
-    assert interference.pairs == {("a", "b")}
-
-
 @given(CASES, st.data(), st.sampled_from([3, 4]))
-def test_what_has_interfered_never_runs_together_again(
-    case: dict[str, Any], data: st.DataObject, strategy: Any
-) -> None:
-    interference = Interference(case["kinds"])
-    scheduler = CoRunScheduler(**case, strategy=strategy, interference=interference)
-    for _ in range(3):
-        known = interference.pairs
-        watched = Watched(scheduler)
-        actual = data.draw(listed(st.integers(0, 60), case["dependencies"]))
-        timeline = run(watched, case["times"], actual)
-        check_carried_out(timeline, case["dependencies"])
-        assert known <= interference.pairs
-        rules = Rules(case, strategy, known)
-        for event in watched.events:
-            rules.check(event)
-        for one, other in itertools.combinations(timeline.spans, 2):
-            if one.start_ns < other.end_ns and other.start_ns < one.end_ns:
-                names = sorted(case["kinds"][int(span.details["operator"])] for span in (one, other))
-                assert tuple(names) not in known or one.details["operator"] == other.details["operator"]
-
-
-@given(CASES, st.data())
-def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], data: st.DataObject) -> None:
-    interference = Interference(case["kinds"])
-    watched = Watched(CoRunScheduler(**case, interference=interference))
-    actual = data.draw(listed(st.integers(1, 90), case["dependencies"]))
+def test_types_to_avoid_never_run_together(case: dict[str, Any], data: st.DataObject, strategy: Any) -> None:
+    possible = list(itertools.combinations_with_replacement(["add", "conv", "pool"], 2))
+    pairs = data.draw(st.sets(st.sampled_from(possible)))
+    watched = Watched(CoRunScheduler(**case, strategy=strategy, avoid=pairs))
+    actual = data.draw(listed(st.integers(0, 60), case["dependencies"]))
     timeline = run(watched, case["times"], actual)
-    threads = {start.operator: start.threads for start in watched.starts}
-    spans = {int(span.details["operator"]): span for span in timeline.spans}
-    blamed = set()
-    for one, other in itertools.permutations(spans, 2):
-        together = spans[one].start_ns < spans[other].end_ns and spans[other].start_ns < spans[one].end_ns
-        if together and actual[one] > INTERFERENCE * case["times"][one][threads[one]]:
-            blamed.add(tuple(sorted([case["kinds"][one], case["kinds"][other]])))
-    assert interference.pairs == blamed
+    check_carried_out(timeline, case["dependencies"])
+    rules = Rules(case, strategy, frozenset(pairs))
+    for event in watched.events:
+        rules.check(event)
+    for one, other in itertools.combinations(timeline.spans, 2):
+        if one.start_ns < other.end_ns and other.start_ns < one.end_ns:
+            names = sorted(case["kinds"][int(span.details["operator"])] for span in (one, other))
+            assert tuple(names) not in pairs or one.details["operator"] == other.details["operator"]
 
 
 @pytest.mark.parametrize(
@@ -407,7 +365,6 @@ def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], da
             {"strategy": 4, "times": [{2: 1}, {2: 2}]},
             r"operator 0 \(add\) has no predicted time for 1 thread;",
         ),
-        ({"interference": Interference(["conv"])}, "operators of other types"),
     ],
 )
 def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -13,7 +13,6 @@ from bow.schedule import OrderedSchedule
 from bow.schedule.scheduler import (
     CoRunScheduler,
     DecisionRecorder,
-    Interference,
     Start,
     held_by_core,
     separation,
@@ -33,10 +32,8 @@ def decided(draw: st.DrawFn) -> tuple[tuple[Start, ...], Dependencies, list[str]
     predicted = draw(times(before, cores))
     kinds = draw(listed(st.sampled_from(KINDS), before))
     pairs = draw(st.sets(st.sampled_from(PAIRS), min_size=1))
-    known = Interference(kinds)
-    known._pairs = pairs
     strategy: Any = draw(st.sampled_from([3, 4]))
-    scheduler = CoRunScheduler(before, predicted, kinds, cores, strategy, interference=known)
+    scheduler = CoRunScheduler(before, predicted, kinds, cores, strategy, avoid=pairs)
     recorder = DecisionRecorder(scheduler)
     simulate_operators(recorder, lambda start: predicted[start.operator][start.threads])
     return recorder.decisions, before, kinds, cores, pairs

@@ -1,11 +1,10 @@
-"""Numbers of threads from predicted times, and types that interfere."""
+"""Numbers of threads from predicted times."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.schedule.scheduler import Interference
 from bow.schedule.scheduler.corun import best_threads, candidates, threads_by_kind
 
 TIMES = st.dictionaries(st.integers(1, 20), st.integers(0, 5), min_size=1)
@@ -28,13 +27,3 @@ def test_a_type_has_the_number_of_its_most_time_consuming_instance() -> None:
     times = [{1: 90, 4: 20}, {1: 40, 4: 30}, {1: 30, 4: 35}, {1: 7, 4: 7}]
     assert threads_by_kind(times, ["conv", "conv", "conv", "add"]) == {"conv": 4, "add": 1}
     assert threads_by_kind(times[1:], ["conv", "conv", "add"]) == {"conv": 4, "add": 1}  # equal: the first
-
-
-def test_an_operator_that_took_too_long_blames_all_beside_it() -> None:
-    interference = Interference(["conv", "pool", "add", "conv"])
-    interference.observe(0, predicted_ns=10, actual_ns=15, overlapping={1})
-    assert interference.pairs == frozenset()
-    interference.observe(1, predicted_ns=10, actual_ns=16, overlapping={0, 2})
-    interference.observe(3, predicted_ns=0, actual_ns=1, overlapping={0})
-    interference.observe(2, predicted_ns=1, actual_ns=9, overlapping=())
-    assert interference.pairs == {("conv", "pool"), ("add", "pool"), ("conv", "conv")}
