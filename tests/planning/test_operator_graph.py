@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import pytest
-
-from bow.errors import GraphError
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 
 FIRST = PlanOperator("first", "linear", (0,), (1,), ("weight",))
@@ -36,16 +33,3 @@ def test_json_says_what_it_is() -> None:
     data = json.loads(GRAPH.to_json())
     assert (data["format"], data["version"], data["loss"]) == ("bow operator graph", 1, 2)
     assert data["operators"][1]["attributes"] == {"dims": [0, 1], "keepdim": False}
-
-
-@pytest.mark.parametrize(
-    ("operators", "message"),
-    [
-        ((SECOND, FIRST), "operator 'second' reads tensor 1, which no operator before it produces; list"),
-        ((FIRST, dataclasses.replace(SECOND, name="first")), "two operators are called 'first'"),
-    ],
-    ids=["order", "name"],
-)
-def test_a_damaged_graph_is_refused(operators: tuple[PlanOperator, ...], message: str) -> None:
-    with pytest.raises(GraphError, match=message):
-        dataclasses.replace(GRAPH, operators=operators)

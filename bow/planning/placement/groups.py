@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from bow.errors import GraphError, ScheduleError
+from bow.errors import GraphError
 from bow.planning.placement.policy import Operations
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, whole_on
@@ -53,17 +53,6 @@ class Groups:
 
     graph: OperatorGraph
     groups: tuple[Group, ...]  # by number
-
-    def __post_init__(self) -> None:
-        held = Counter(operator for group in self.groups for operator in group.operators)
-        count = len(self.graph.operators)
-        wrong = next((number for number in {*range(count), *held} if held[number] != (0 <= number < count)), None)
-        if wrong is not None:
-            raise GraphError(f"operator {wrong} is not in exactly one group; put each operator of the graph in one")
-        names = Counter(group.name for group in self.groups)
-        twice = next((name for name, count in names.items() if count > 1), None)
-        if twice is not None:
-            raise GraphError(f"two groups are called {twice!r}; use unique names")
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -122,8 +111,6 @@ class Groups:
         )
 
     def splits(self, devices: Sequence[int]) -> tuple[Split, ...]:
-        if len(devices) != len(self):
-            raise ScheduleError(f"the placement has {len(devices)} devices for {len(self)} groups; give each one")
         return tuple(
             whole_on(self.graph, operator, devices[group])
             for operator, group in zip(self.graph.operators, self.of, strict=True)

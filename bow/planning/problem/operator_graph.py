@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bow.errors import GraphError
-
 FORMAT = "bow operator graph"
 VERSION = 1
 
@@ -50,20 +48,6 @@ class OperatorGraph:
     batch: tuple[int, ...]  # numbers of the batch's tensors
     weights: Mapping[str, TensorShape]
     loss: int  # number of the loss, a scalar produced by the last operator
-
-    def __post_init__(self) -> None:
-        made, names = set(self.batch), set[str]()
-        for operator in self.operators:
-            missing = next((tensor for tensor in operator.inputs if tensor not in made), None)
-            if missing is not None:
-                raise GraphError(
-                    f"operator {operator.name!r} reads tensor {missing}, which no operator before it produces; list "
-                    "operators after those that they read from"
-                )
-            if operator.name in names:
-                raise GraphError(f"two operators are called {operator.name!r}; use unique names")
-            made.update(operator.outputs)
-            names.add(operator.name)
 
     @cached_property
     def makers(self) -> dict[int, tuple[int, int]]:

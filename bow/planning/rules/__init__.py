@@ -1,7 +1,7 @@
 """Rules of the operators that bow can split."""
 
 from bow.planning.rules import layers, views
-from bow.planning.rules.rule import Rule, Rules
+from bow.planning.rules.rule import Rule, Rules, WholeRule
 
 
 def shipped_rules() -> list[Rule]:
@@ -20,7 +20,7 @@ def shipped_rules() -> list[Rule]:
         layers.SoftmaxRule("softmax"),
         layers.SoftmaxRule("log_softmax"),
         layers.CrossEntropyRule("cross_entropy"),
-        layers.CountedMeanRule("counted_mean"),
+        WholeRule("counted_mean"),
         views.PointwiseRule("pointwise"),
         views.PointwiseRule("dropout"),
         views.ConcatRule("concat"),

@@ -204,10 +204,3 @@ class CrossEntropyRule(MappedRule):
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = [Along(dim) for dim in range(1, len(shapes.output))]
         return [[Along(0), Whole(), *positions], [Along(0), *positions]]
-
-
-class CountedMeanRule(MappedRule):
-    """Mean of the losses whose class is not the ignored one: not split."""
-
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
-        return [[Whole() for _ in shape] for shape in shapes.operands]
