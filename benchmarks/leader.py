@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bow.cluster import PendingSum
+from bow.data import Batch, batch_of
 from bow.engines import Batches, Outcome, TaskRunner
 from bow.engines.averaging import ModelAveraging
-from bow.engines.batches import Batch, batch_of
 from bow.engines.context import RoundContext
 from bow.engines.task import LearningTask
 from bow.sync import SMA

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 import bow
-from bow.data import BatchStream
+from bow.data import BatchStream, batch_of
 from bow.devices import Stream, StreamDevice
 from bow.engines import EngineName, Loss, Stacked
 from bow.replicas import OptimizerFactory
@@ -99,7 +99,8 @@ class Deals:
         if deal is None:
             return None
         self.epochs = deal.epochs
-        inputs, targets = (part[0] for part in deal.batches) if deal.stacked else deal.batches[0]
+        batch: Any = batch_of(deal.batches, 0)
+        inputs, targets = batch
         return inputs, targets
 
 
@@ -292,7 +293,7 @@ class BowTraining:
             deal = self._stream.deal(learners)
             if deal is None:
                 break
-            rounds.append(Stacked(deal.batches) if deal.stacked else deal.batches)
+            rounds.append(deal.batches)
             samples, epochs = samples + deal.num_samples, deal.epochs
         self.epochs = epochs
         if rounds:

@@ -10,11 +10,14 @@ from bow.data.opening import open_stream as open_stream
 from bow.data.splits import DataSplits as DataSplits
 from bow.data.splits import SyntheticSamples as SyntheticSamples
 from bow.data.stream import Batch as Batch
+from bow.data.stream import Batches as Batches
 from bow.data.stream import BatchStream as BatchStream
 from bow.data.stream import Deal as Deal
 from bow.data.stream import Indexed as Indexed
+from bow.data.stream import Stacked as Stacked
 from bow.data.stream import TensorSamples as TensorSamples
 from bow.data.stream import batch_length as batch_length
+from bow.data.stream import batch_of as batch_of
 
 if TYPE_CHECKING:
     from bow.data.bundled import digits as digits

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from bow.data.splits import SyntheticSamples
 from bow.data.stream import (
     Batch,
+    Batches,
     BatchStream,
     Deal,
     IndexedStream,
@@ -67,9 +68,9 @@ class DatasetStream(IndexedStream):
         super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
         self._dataset = dataset
 
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
+    def full_round(self, start: int, learners: int) -> Batches:
         size = self.batch_size
-        return [self.batch(start + learner * size, size) for learner in range(learners)], False
+        return [self.batch(start + learner * size, size) for learner in range(learners)]
 
     def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count).tolist()
@@ -144,7 +145,7 @@ class LoaderStream(BatchStream):
             return None
         sizes = [0 if batch is None else count_samples(batch) for batch in batches]
         own = range(learners) if own is None else own
-        return Deal(batches[own.start : own.stop], False, sizes[own.start : own.stop], sum(sizes), self._epoch)
+        return Deal(batches[own.start : own.stop], sizes[own.start : own.stop], sum(sizes), self._epoch)
 
     def peek(self) -> Batch:
         if self._pass is None:

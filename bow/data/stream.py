@@ -3,12 +3,13 @@
 import abc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bow.errors import DataError, SettingError
 from bow.seeds import derive_seed
@@ -68,11 +69,26 @@ def batch_length(batch: Batch) -> int:
     return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Batches of all learners as one pytree of tensors `[learners, batch, ...]`."""
+
+    value: Any
+
+
+Batches: TypeAlias = Stacked | Sequence[Batch | None]  # one batch per learner; None where a learner sits out
+
+
+def batch_of(batches: Batches, learner: int) -> Batch | None:
+    if isinstance(batches, Stacked):
+        return tree_map(lambda t: t[learner], batches.value)
+    return batches[learner]
+
+
 class Deal(NamedTuple):
     """The batches of one round."""
 
-    batches: Any  # a pytree of tensors `[learners, batch, ...]`, or a list by learner, None for one without a batch
-    stacked: bool  # which of the two; with several devices, `batches` are those of one
+    batches: Batches  # with several devices, those of one
     sizes: Sequence[int]  # samples of each batch; 0 for a learner without one
     num_samples: int  # in the batches of all learners, other devices included
     epochs: int  # completed epochs after training on this deal
@@ -144,8 +160,8 @@ class IndexedStream(BatchStream):
         return None if math.isinf(self._end) else int(self._end) % self.batch_size or self.batch_size
 
     @abc.abstractmethod
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
-        """Return full batches for all learners from a position, and whether they are stacked."""
+    def full_round(self, start: int, learners: int) -> Batches:
+        """Return full batches for all learners from a position."""
 
     @abc.abstractmethod
     def batch(self, start: int, count: int) -> Batch:
@@ -158,15 +174,15 @@ class IndexedStream(BatchStream):
         if left <= 0:
             return None
         if left >= count:
-            batches, stacked = self.full_round(self._position + own.start * self.batch_size, len(own))
+            batches = self.full_round(self._position + own.start * self.batch_size, len(own))
             sizes = [self.batch_size] * len(own)
         else:
-            count, stacked = int(left), False
+            count = int(left)
             starts = [self._position + learner * self.batch_size for learner in own]
             sizes = [max(0, min(self.batch_size, int(self._end) - start)) for start in starts]
             batches = [self.batch(*each) if each[1] else None for each in zip(starts, sizes, strict=True)]
         self._position += count
-        return Deal(batches, stacked, sizes, count, self.epochs)
+        return Deal(batches, sizes, count, self.epochs)
 
     def peek(self) -> Batch:
         return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))
@@ -327,10 +343,10 @@ class TensorStream(IndexedStream):
         self.resides = True
         return True
 
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
+    def full_round(self, start: int, learners: int) -> Batches:
         indices, shape = self.order.indices(start, learners * self.batch_size), (learners, self.batch_size)
         batches = Indexed(self.samples, indices.view(shape))
-        return batches if self.resides else batches.gathered(), True
+        return Stacked(batches if self.resides else batches.gathered())
 
     def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count)

@@ -1,7 +1,8 @@
 """Engines run the learning tasks and the synchronisation task of a round on one device."""
 
-from bow.engines.batches import Batches as Batches
-from bow.engines.batches import Stacked as Stacked
+from bow.data import Batch as Batch
+from bow.data import Batches as Batches
+from bow.data import Stacked as Stacked
 from bow.engines.choice import ENGINES as ENGINES
 from bow.engines.choice import STREAM_ENGINES as STREAM_ENGINES
 from bow.engines.choice import check_device as check_device
@@ -19,7 +20,6 @@ from bow.engines.outcome import RoundEvent as RoundEvent
 from bow.engines.outcome import Turns as Turns
 from bow.engines.outcome import check_clipping as check_clipping
 from bow.engines.runner import TaskRunner as TaskRunner
-from bow.engines.task import Batch as Batch
 from bow.engines.task import Loss as Loss
 from bow.engines.task import Step as Step
 from bow.engines.task import autocast as autocast

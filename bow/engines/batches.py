@@ -3,31 +3,13 @@
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from bow.data import Indexed
-
-Batch: TypeAlias = Any  # any pytree of tensors with the sample dimension first
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """Batches of all learners as one pytree of tensors `[learners, batch, ...]`."""
-
-    value: Any
-
-
-Batches: TypeAlias = Stacked | Sequence[Batch | None]  # one batch per learner; None where a learner sits out
-
-
-def batch_of(batches: Batches, learner: int) -> Batch | None:
-    if isinstance(batches, Stacked):
-        return tree_map(lambda t: t[learner], batches.value)
-    return batches[learner]
+from bow.data import Batch, Batches, Indexed, Stacked
 
 
 def gathered(batches: Batches) -> Batches:

@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import bow.graph
 from bow.compiling import cache_folder
+from bow.data import Batch
 from bow.engines.batches import FlatBatch
 from bow.engines.frozen import FrozenValues, generators_kept, is_torchs_own
 from bow.engines.outcome import LearningConfig
-from bow.engines.task import Batch, Step, autocast
+from bow.engines.task import Step, autocast
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
 from bow.files import JsonCache
 from bow.graph import Operator, StepGraph, capture

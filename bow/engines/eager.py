@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bow.data import Batch, Batches, batch_of
 from bow.devices import cuda_device
-from bow.engines.batches import Batches, stored
-from bow.engines.batches import batch_of as batch_of
+from bow.engines.batches import stored
 from bow.engines.context import RoundContext
 from bow.engines.offload import Around, OffloadedTasks
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch
 from bow.engines.runner import TaskRunner
-from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
+from bow.engines.task import Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
 from bow.errors import BowError, ModelError, reason, warn_user
 from bow.graph.execution import lent_generator
 from bow.graph.outside import OutsideTensors

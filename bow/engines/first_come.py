@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import torch
 
-from bow.engines.batches import Batch, Batches, batch_of, present
+from bow.data import Batch, Batches, batch_of
+from bow.engines.batches import present
 from bow.engines.outcome import Outcome
 from bow.engines.task import Learned, collected
 from bow.engines.task_scheduler import Dispatch, Learn, TaskScheduler, TaskStart

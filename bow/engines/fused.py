@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from bow.data import Batch, Batches, Stacked
 from bow.devices.kernels import sgd_step
 from bow.engines.batched_layers import batched_convolutions
-from bow.engines.batches import Batches, Stacked, stack_batches
+from bow.engines.batches import stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks, check_frozen, sums_of_frozen
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
 from bow.engines.step_state import Numbers, StepState, fits
-from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
+from bow.engines.task import LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import BowError, ModelError, reason
 from bow.graph.execution import lent_generator
 from bow.graph.refusal import PythonState, changed, python_state

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from bow.data import Indexed
+from bow.data import Batches, Indexed, Stacked, batch_of
 from bow.devices import num_threads
-from bow.engines.batches import Batches, Stacked, batch_of, gathered
+from bow.engines.batches import gathered
 from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks

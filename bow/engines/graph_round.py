@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from bow.data import Indexed, TensorSamples
+from bow.data import Batch, Batches, Indexed, Stacked, TensorSamples, batch_of
 from bow.devices import available_cores, core_sets, share_cores
-from bow.engines.batches import Batches, Stacked, batch_of, leaves_of, present, structure_of
+from bow.engines.batches import leaves_of, present, structure_of
 from bow.engines.captured import CapturedTask, CapturedTasks, Shape, changed_buffers, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
-from bow.engines.task import Batch, losses_dtype
+from bow.engines.task import losses_dtype
 from bow.engines.task_scheduler import TaskScheduler
 from bow.errors import ScheduleError, reason
 from bow.graph import StepGraph

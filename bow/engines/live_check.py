@@ -18,12 +18,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
+from bow.data import Batch
 from bow.engines.captured import CaptureCache
 from bow.engines.eager import LearningTasks
 from bow.engines.frozen import generators_kept
 from bow.engines.outcome import LearningConfig
 from bow.engines.random import DispatchMode
-from bow.engines.task import Batch, Metrics
+from bow.engines.task import Metrics
 from bow.errors import reason
 from bow.graph.refusal import python_random_kept
 from bow.replicas import LearnerGroup, buffer_slots, buffer_state

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bow.data import Indexed
+from bow.data import Batches, Indexed, Stacked
 from bow.devices import StreamDevice
-from bow.engines.batches import Batches, Stacked, gathered
+from bow.engines.batches import gathered
 from bow.engines.context import RoundContext
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome, RoundEvent

@@ -23,10 +23,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bow.data import Batch
 from bow.devices import StreamDevice
 from bow.devices import memory as device_memory
 from bow.engines.outcome import LearningConfig
-from bow.engines.task import Batch, own_loss, parts_of
+from bow.engines.task import own_loss, parts_of
 from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import (
     OptimizerFactory,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from bow.data import Batch
 from bow.devices import StreamDevice
-from bow.engines.task import Batch
 from bow.errors import SettingError, warn_user
 from bow.replicas import LearnerGroup
 

@@ -4,8 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from bow.data import Indexed
-from bow.engines.batches import Batches
+from bow.data import Batches, Indexed
 from bow.engines.context import RoundContext
 from bow.engines.outcome import Outcome
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from bow.data import Batches, Stacked
 from bow.devices import available_cores, core_sets, num_threads, share_cores
-from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.batches import FlatBatch
 from bow.engines.context import RoundContext
 from bow.engines.eager import SequentialTasks
 from bow.engines.first_come import FinishedTask, Period

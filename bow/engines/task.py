@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bow.engines.batches import Batch as Batch
+from bow.data import Batch
 from bow.errors import DataError, LossError, SettingError, reason
 from bow.replicas import ParameterLayout, tied_buffers
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Subset
 
-from bow.data import Batch, BatchStream, open_stream
+from bow.data import Batch, BatchStream, batch_of, open_stream
 from bow.data.opening import LoaderStream
 from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device, num_threads
@@ -78,7 +78,7 @@ class MemberFeed:
                 batches.append(None)
                 dealt.append(None)
             else:
-                batch = tree_map(lambda leaf: leaf[0], deal.batches) if deal.stacked else deal.batches[0]
+                batch = batch_of(deal.batches, 0)
                 batches.append(batch if is_first else tree_map_only(Tensor, Tensor.clone, batch))  # as steps may write
                 dealt.append((deal.num_samples, deal.epochs))
         return batches, dealt
@@ -375,11 +375,11 @@ class Cohort:
         assert state is not None
         with refusing_damage():
             self.group.load_state_of(row, dict(state))
-        self._stream_of(row).load_state_dict(state["stream"])
-        if progress.scheduler is not None:
-            progress.scheduler.load_state_dict(state["scheduler"])
-        progress.losses = TaskValues()
-        progress.losses.add_saved(state["losses"], self.device)
+            self._stream_of(row).load_state_dict(state["stream"])
+            if progress.scheduler is not None:
+                progress.scheduler.load_state_dict(state["scheduler"])
+            progress.losses = TaskValues()
+            progress.losses.add_saved(state["losses"], self.device)
         progress.state = None
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bow.data import Batch, BatchStream, Deal, Indexed, batch_length, open_stream
+from bow.data import Batch, Batches, BatchStream, Deal, Indexed, Stacked, batch_length, batch_of, open_stream
 from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
-from bow.engines import Batches, Loop, Loss, Stacked, Step
+from bow.engines import Loop, Loss, Step
 from bow.engines.batches import gathered
-from bow.engines.eager import batch_of
 from bow.errors import BowError, DataError, SettingError
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
@@ -68,7 +67,7 @@ class TrialFeed:
             return [copied(self._example) for _ in range(learners)], learners * self._num_samples
         deal = self.stream.deal(learners)
         assert deal is not None
-        return batches_in(deal), deal.num_samples
+        return deal.batches, deal.num_samples
 
 
 def check_round(stream: BatchStream, learners: int) -> None:
@@ -103,10 +102,6 @@ def copied(batch: Batch) -> Batch:
     return tree_map_only(Tensor, Tensor.clone, batch)
 
 
-def batches_in(deal: Deal) -> Batches:
-    return Stacked(deal.batches) if deal.stacked else deal.batches
-
-
 def redistribute(deals: Sequence[Deal], learners: int) -> list[Deal]:
     """Redistribute the batches of some rounds over another number of learners; some may sit out of the last round."""
     batches = [batch for deal in deals for batch in batches_of(deal)]
@@ -114,15 +109,14 @@ def redistribute(deals: Sequence[Deal], learners: int) -> list[Deal]:
     again = []
     for own in rounds:
         sizes, missing = list(map(batch_length, own)), learners - len(own)
-        again.append(Deal([*own, *[None] * missing], False, [*sizes, *[0] * missing], sum(sizes), deals[0].epochs))
+        again.append(Deal([*own, *[None] * missing], [*sizes, *[0] * missing], sum(sizes), deals[0].epochs))
     return [*again[:-1], again[-1]._replace(epochs=deals[-1].epochs)]
 
 
 def batches_of(deal: Deal) -> list[Batch]:
-    if not deal.stacked:
+    if not isinstance(deal.batches, Stacked):
         return [batch for batch in deal.batches if batch is not None]
-    count = len(tree_leaves(deal.batches)[0])
-    return [batch_of(Stacked(deal.batches), j) for j in range(count)]
+    return [batch_of(deal.batches, j) for j in range(len(tree_leaves(deal.batches.value)[0]))]
 
 
 DATA_SHARE = 4  # samples are stored on a device if they take at most 1/DATA_SHARE of its free memory
@@ -203,4 +197,5 @@ class RoundBatches:
 def num_bytes(batches: Any) -> int:
     if isinstance(batches, Indexed):  # for speed alone
         return batches.indices.nbytes
-    return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
+    leaves = tree_leaves(batches.value if isinstance(batches, Stacked) else batches)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))

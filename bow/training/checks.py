@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from bow.cluster import is_member
+from bow.data import Batch
 from bow.devices import StreamDevice, available_cores, prepare_environment
-from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
+from bow.engines import Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
 from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason, warn_user
 from bow.graph.outside import OutsideTensors

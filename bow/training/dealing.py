@@ -9,7 +9,7 @@ from bow.cluster import World
 from bow.data import Deal
 from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
-from bow.training.batches import MAX_BYTES_TOGETHER, batches_in, num_bytes, redistribute
+from bow.training.batches import MAX_BYTES_TOGETHER, num_bytes, redistribute
 from bow.training.checks import changes_told
 from bow.training.context import RunContext
 from bow.training.evaluation import Evaluations
@@ -124,7 +124,7 @@ class Dealing:
         left = list(deals)
         while left:
             before, learners = self._replicas.rounds, self._replicas.learners
-            together = list(map(batches_in, left))
+            together = [deal.batches for deal in left]
             try:
                 ran += zip(left, self._replicas.rounds_at_once(together), strict=True)
                 break

@@ -15,11 +15,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
+from bow.data import Batch, batch_length, batch_of, evaluation_batches, is_in_memory, open_stream
 from bow.data.opening import LoaderStream, PrivateRandom, is_iterable
 from bow.devices import num_threads
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
-from bow.engines.eager import batch_of
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import (
     buffer_state,
@@ -31,7 +30,6 @@ from bow.replicas import (
     recalibrate,
 )
 from bow.seeds import derive_seed
-from bow.training.batches import batches_in
 from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
 from bow.training.context import RunContext
 from bow.training.metrics import (
@@ -445,7 +443,7 @@ def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batc
     for deal in itertools.islice(deals, RECALIBRATION_BATCHES):
         first = first or deal.num_samples
         if deal.num_samples > 1 or first == 1:  # batch norm may take no single sample, which a last batch may be
-            yield batch_of(batches_in(deal), 0)
+            yield batch_of(deal.batches, 0)
 
 
 def _second_loader(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bow.engines import Loss
 from bow.errors import SettingError
-from bow.training.batches import batches_in
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
 from bow.training.train import prepare
 from bow.values import number, whole
@@ -154,7 +153,7 @@ def lr_range_test(
             rate = first * (last / first) ** (index / (rounds - 1))
             for group, share in zip(groups, shares, strict=True):
                 group["lr"] = rate * share
-            value = float(replicas.round(batches_in(deal)).nanmean())
+            value = float(replicas.round(deal.batches).nanmean())
             rates.append(rate)
             losses.append(value)
             if not math.isfinite(value) or value > WORSE * max(min(losses), 1e-12):

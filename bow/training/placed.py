@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World, is_member
+from bow.data import Batch, Stacked, batch_of
 from bow.data.stream import TensorStream
 from bow.devices import StreamDevice, available_cores
-from bow.engines import Batch, Outcome, RoundEvent, Stacked
+from bow.engines import Outcome, RoundEvent
 from bow.engines.config import DEFAULT_ENGINE
-from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
 from bow.errors import CaptureError, CheckpointError, DivergenceError, SettingError, warn_user
 from bow.planning.problem.partition import Partition

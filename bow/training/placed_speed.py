@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bow.cluster import World
+from bow.data import Batch
 from bow.devices.memory import free_bytes
-from bow.engines import Batch
 from bow.errors import SettingError, disk_reason, warn_user
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -288,8 +288,8 @@ class Replicas(nn.Module):
             remember(self, outcomes[-1])
         return outcomes
 
-    def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
-        """Run rounds on batches from an iterator; if it ends, some learners may sit out of the last round.
+    def run(self, batches: Iterable[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
+        """Run rounds on batches from an iterable; if it ends, some learners may sit out of the last round.
 
         With `dispatch="first_come"`, the only barriers are the synchronisation tasks, in engines whose learners run
         independently. With `"fixed"`, and in other engines, there is a barrier after every round on a CPU, and after

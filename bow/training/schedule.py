@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
+from bow.data import Batch
 from bow.devices import StreamDevice, available_cores, cuda_device
-from bow.engines import Batch
 from bow.engines.captured import with_autocast
 from bow.engines.config import Engine
 from bow.engines.memory import is_cpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
-import json
 import os
 import resource
 import socket
@@ -26,9 +25,10 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import ALONE, PendingSum, World
 from bow.cluster.shared_sums import SharedSums
-from bow.data import digits, open_stream
+from bow.data import batch_of, digits, open_stream
 from bow.errors import ClusterError, DivergenceError
 from bow.observe import WandbLogger
+from bow.observe.records import read_records
 from bow.sync import Timing
 from tests.cluster.killed import children
 from tests.cluster.test_train import CLASSES, FEATURES, SAMPLES, assert_same, data, train
@@ -105,7 +105,7 @@ def same(first: Tensor, second: Tensor, tolerance: float = 1e-10) -> bool:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return read_records(folder / "metrics.jsonl")
 
 
 # A learner diverges.
@@ -181,7 +181,7 @@ def bad_sample() -> int:
     stream = open_stream(torch.arange(SAMPLES), batch_size=BATCH, seed=SEED)
     *_, deal = [stream.deal(IN_ALL) for _ in range(BAD_ROUND + 1)]
     assert deal is not None
-    return int(deal.batches[BAD_LEARNER][0])
+    return int(batch_of(deal.batches, BAD_LEARNER)[0])
 
 
 def cross_entropy_and_marks(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:

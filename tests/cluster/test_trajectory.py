@@ -78,7 +78,7 @@ def trajectory(world: World, by_device: list[int], cases: list[Case]) -> dict[Ca
         stream = open_stream(data, batch_size=BATCH, seed=1)
         found[case] = []
         while (deal := stream.deal(in_all, replicas.group.own)) is not None:
-            replicas.round(bow.engines.Stacked(deal.batches) if deal.stacked else deal.batches)
+            replicas.round(deal.batches)
             if case.sync == "independent":
                 replicas.settle()
             found[case].append(replicas.z.clone())

@@ -65,10 +65,10 @@ def test_arrays_share_their_memory_where_they_can_be_written() -> None:
     array = np.zeros((4, 2), dtype=np.float32)
     stream = open_stream(array, batch_size=4)
     array[:] = 3
-    assert stream.deal(1).batches.sum() == 3 * 8  # type: ignore[union-attr]
+    assert stream.deal(1).batches.value.sum() == 3 * 8  # type: ignore[union-attr]
     array.setflags(write=False)
     for odd in (array, array[::-1], np.asfortranarray(array)):  # no warning, and no refusal
-        assert open_stream(odd, batch_size=4).deal(1).batches.sum() == 3 * 8  # type: ignore[union-attr]
+        assert open_stream(odd, batch_size=4).deal(1).batches.value.sum() == 3 * 8  # type: ignore[union-attr]
 
 
 def test_labels_that_are_an_array_are_checked_before_the_training(tmp_path: Path) -> None:

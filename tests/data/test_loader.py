@@ -100,7 +100,7 @@ def _augmented_batches(rounds: int, skip: int = 0) -> list[Tensor]:
 
 def test_samples_are_collated_for_each_learner() -> None:
     deal = open_stream(_Augmented(), batch_size=4).deal(2)
-    assert not deal.stacked
+    assert isinstance(deal.batches, list)
     for inputs, labels in deal.batches:
         assert inputs.shape == (4, 2)
         assert torch.equal(inputs.floor().long(), labels[:, None].expand(4, 2))
@@ -196,7 +196,7 @@ def test_loader_keeps_its_batches_and_rounds_cross_epochs() -> None:
     stream = open_stream(_loader(), epochs=2)
     sizes, epochs = [], []
     while (deal := stream.deal(2)) is not None:
-        assert not deal.stacked
+        assert isinstance(deal.batches, list)
         assert deal.num_samples == sum(len(batch[0]) for batch in deal.batches)
         sizes.append([len(batch[0]) for batch in deal.batches])
         epochs.append(deal.epochs)

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from bow.data import BatchStream, Deal, open_stream
 from bow.data.stream import SampleOrder
 from bow.errors import DataError, SettingError
+from bow.training.batches import batches_of
 
 
 def test_any_position_can_be_reached_directly() -> None:
@@ -61,7 +62,7 @@ def _deals(stream: BatchStream, learners: list[int]) -> Iterator[tuple[int, Deal
 
 
 def _batches(deal: Deal) -> list[list[int]]:
-    return [batch.tolist() for batch in deal.batches if batch is not None]
+    return [batch.tolist() for batch in batches_of(deal)]
 
 
 def _samples(stream: BatchStream, learners: list[int]) -> list[int]:
@@ -90,7 +91,7 @@ def test_only_the_last_round_is_short(
     for count, deal in _deals(stream, learners):
         sizes = [len(batch) for batch in _batches(deal)]
         position += sum(sizes)
-        assert len(deal.batches) == count
+        assert len(deal.sizes) == count
         assert deal.num_samples == sum(sizes)
         assert deal.epochs == position // num_samples
         if position < epochs * num_samples:

@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils.data import TensorDataset
 
-from bow.data import open_stream
+from bow.data import Stacked, batch_of, open_stream
 from bow.data.stream import TensorSamples, TensorStream
 from bow.errors import DataError
 
@@ -17,24 +17,24 @@ def _data() -> dict[str, object]:
 
 def test_full_rounds_are_stacked() -> None:
     deal = open_stream(_data(), batch_size=4, epochs=1).deal(3)
-    assert deal.stacked
-    assert deal.batches["pixels"].shape == (3, 4, 2, 3)
-    assert deal.batches["extra"][1].shape == (3, 4)
+    assert isinstance(deal.batches, Stacked)
+    assert deal.batches.value["pixels"].shape == (3, 4, 2, 3)
+    assert deal.batches.value["extra"][1].shape == (3, 4)
 
 
 def test_short_rounds_are_a_list() -> None:
     stream = open_stream(_data(), batch_size=5, epochs=1)
     stream.deal(3)
     deal = stream.deal(3)
-    assert not deal.stacked
+    assert isinstance(deal.batches, list)
     assert [batch["pixels"].shape[0] if batch else None for batch in deal.batches] == [5, 4, None]
 
 
 def test_leaves_stay_in_step() -> None:
     deal = open_stream(_data(), batch_size=6, epochs=1).deal(2)
-    numbers, negated = deal.batches["extra"]
+    numbers, negated = deal.batches.value["extra"]
     assert torch.equal(numbers, -negated)
-    assert torch.equal(numbers.float(), deal.batches["pixels"][..., 0, 0])
+    assert torch.equal(numbers.float(), deal.batches.value["pixels"][..., 0, 0])
 
 
 def test_stacked_rounds_hold_the_batches_that_learners_get_one_by_one() -> None:
@@ -42,26 +42,26 @@ def test_stacked_rounds_hold_the_batches_that_learners_get_one_by_one() -> None:
     alone = open_stream(_data(), batch_size=4)
     for learner in range(3):
         deal = alone.deal(1)
-        assert torch.equal(together.batches["pixels"][learner], deal.batches["pixels"][0])
+        assert torch.equal(batch_of(together.batches, learner)["pixels"], batch_of(deal.batches, 0)["pixels"])
 
 
 def test_tensor_dataset_gives_a_tuple_and_stacks() -> None:
     inputs, targets = torch.randn(10, 2), torch.arange(10)
     deal = open_stream(TensorDataset(inputs, targets), batch_size=2).deal(2)
-    assert deal.stacked
-    assert isinstance(deal.batches, tuple)
-    assert torch.equal(deal.batches[0], inputs[deal.batches[1]])
+    assert isinstance(deal.batches, Stacked)
+    assert isinstance(deal.batches.value, tuple)
+    assert torch.equal(deal.batches.value[0], inputs[deal.batches.value[1]])
 
 
 def test_layouts_in_memory_do_not_matter() -> None:
     images = torch.randn(12, 3, 4, 4)
     plain, last = (open_stream(x, batch_size=3).deal(2) for x in (images, images.to(memory_format=torch.channels_last)))
-    assert torch.equal(plain.batches, last.batches)
+    assert torch.equal(plain.batches.value, last.batches.value)
 
 
 def test_batches_carry_no_gradient() -> None:
     deal = open_stream(torch.randn(8, 2, requires_grad=True), batch_size=2).deal(2)
-    assert not deal.batches.requires_grad
+    assert not deal.batches.value.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,9 @@ def test_tensors_that_do_not_fit_together_are_refused(data: object, message: str
 @pytest.mark.gpu
 def test_data_on_a_gpu_stay_there() -> None:
     deal = open_stream(torch.arange(32, device="cuda"), batch_size=4, epochs=2).deal(4)
-    assert deal.batches.is_cuda
-    assert torch.equal(deal.batches.cpu(), open_stream(torch.arange(32), batch_size=4).deal(4).batches)  # type: ignore[union-attr]
+    assert deal.batches.value.is_cuda
+    expected = open_stream(torch.arange(32), batch_size=4).deal(4)
+    assert torch.equal(deal.batches.value.cpu(), expected.batches.value)
 
 
 def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
@@ -93,7 +94,7 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
     while (deal := plain.deal(3)) is not None:
         other = resident.deal(3)
         assert other[1:] == deal[1:]
-        both = [[each.batches] if each.stacked else each.batches for each in (deal, other)]
+        both = [[each.batches.value] if isinstance(each.batches, Stacked) else each.batches for each in (deal, other)]
         for expected, indexed in zip(*both, strict=True):
             if expected is None:
                 assert indexed is None
@@ -119,7 +120,7 @@ def test_samples_stay_where_they_are_if_there_is_no_room() -> None:
     size = 24 * (6 * 4 + 2 * 8)
     assert not stream.reside(torch.device("meta"), room_bytes=size - 1)
     deal = stream.deal(2)
-    assert isinstance(deal.batches, dict)
+    assert isinstance(deal.batches.value, dict)
     assert stream.reside(torch.device("meta"), room_bytes=size)
 
 

@@ -140,6 +140,6 @@ def _resides(engine: str, machine: Machine) -> None:
             for _ in range(few(machine, 12, 3)):
                 deal = stream.deal(replicas.learners)
                 assert deal is not None
-                replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches)
+                replicas.round(deal.batches)
             found.append(weights(machine, replicas))
     torch.testing.assert_close(found[1], found[0], rtol=TOLERANCE, atol=TOLERANCE)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import bow
 import shape_checks
-from bow.data import Deal, open_stream
+from bow.data import Deal, batch_of, open_stream
 from tests import oracle
 from tests.grouped import grouped
 
@@ -180,7 +180,7 @@ def as_tensors(batch: oracle.Batch | None) -> tuple[torch.Tensor, torch.Tensor] 
 
 
 def as_arrays(deal: Deal, learners: int) -> list[oracle.Batch | None]:
-    batches = zip(*deal.batches, strict=True) if deal.stacked else deal.batches
+    batches = [batch_of(deal.batches, learner) for learner in range(learners)]
     arrays = [None if batch is None else (batch[0].numpy(), batch[1].numpy()) for batch in batches]
     assert len(arrays) == learners
     return arrays

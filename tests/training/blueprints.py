@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset
 
 import bow
-from bow.data import open_stream
+from bow.data import batch_of, open_stream
 from bow.engines import LearningConfig, step_from_loss
 from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
@@ -82,7 +81,7 @@ def dealt(data: Any, batch_size: int, **length: Any) -> Iterator[Any]:
     """The batches that bow deals to one learner, for the loop that users write without it."""
     stream = open_stream(data, batch_size=batch_size, **length)
     while (deal := stream.deal(1)) is not None:
-        yield tree_map(lambda part: part[0], deal.batches) if deal.stacked else deal.batches[0]
+        yield batch_of(deal.batches, 0)
 
 
 class Iterated(IterableDataset[Any]):

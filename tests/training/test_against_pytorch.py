@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import bow
-from bow.data import open_stream
+from bow.data import batch_of, open_stream
 from tests.training.blueprints import Data, assert_equal_models
 
 SAMPLES, SIZE, CLASSES, BATCH, EPOCHS = 90, 6, 3, 8, 3
@@ -69,7 +69,7 @@ def plain_pytorch(model: nn.Module, make_optimizer: Callable[..., torch.optim.Op
 def dealt(data: Data) -> Iterable[tuple[tuple[Tensor, Tensor], int]]:
     stream = open_stream(data, batch_size=BATCH, epochs=EPOCHS, seed=7)
     while (deal := stream.deal(1)) is not None:
-        inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
+        inputs, labels = batch_of(deal.batches, 0)
         yield (inputs, labels), deal.epochs
 
 

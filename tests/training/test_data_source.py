@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bow.data import Deal
+from bow.data import Deal, Stacked
 from bow.errors import DataError
 from bow.training.batches import DataSource, batches_of, redistribute
 from tests.training.blueprints import Iterated, opened
@@ -43,7 +43,7 @@ def leaves(batches: Any) -> list[Tensor]:
 
 
 def seen(deal: Deal) -> list[int]:
-    return [int(number) for leaf in leaves(deal.batches) for number in leaf.flatten()]
+    return [int(number) for batch in batches_of(deal) for leaf in leaves(batch) for number in leaf.flatten()]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_batches_are_dealt_again_in_order_to_fewer_learners(stacked: bool, learn
     def deal(start: int, epochs: int) -> Deal:
         batches: Any = torch.arange(start, start + 8).view(4, 2)
         sizes = [2, 2, 2, 2 if stacked else 0]
-        return Deal(batches if stacked else [*batches[:3], None], stacked, sizes, sum(sizes), epochs)
+        return Deal(Stacked(batches) if stacked else [*batches[:3], None], sizes, sum(sizes), epochs)
 
     deals = [deal(0, 0), deal(8, 1)]
     again = redistribute(deals, learners)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from bow.data import Indexed
+from bow.data import Batch, Indexed
 from bow.devices import CapturedGraph, Event, Kernels, Stream, StreamDevice
 from bow.engines.batches import FlatBatch
 from bow.engines.captured import changed_buffers
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import Expected, LiveCheck
 from bow.engines.random import DEFAULT_GENERATOR
-from bow.engines.task import Batch, Learned, Step
+from bow.engines.task import Learned, Step
 from bow.errors import CaptureError, GraphError
 from bow.graph import StepGraph
 from bow.graph import capture as capture_step

@@ -7,8 +7,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from bow.data import Batches, Stacked
 from bow.devices import StreamDevice, cuda_device
-from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner, issue_ahead

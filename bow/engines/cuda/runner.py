@@ -9,8 +9,9 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from bow.data import Batches
 from bow.devices import Stream
-from bow.engines.batches import Batches, FlatBatch
+from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bow.data import Batches, Stacked
 from bow.devices import Event, StreamDevice
-from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.batches import FlatBatch
 from bow.engines.outcome import Outcome
 from bow.errors import LossError
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.data import Indexed
+from bow.data import Batches, Indexed, Stacked
 from bow.devices import CapturedGraph, Event, Stream
-from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel

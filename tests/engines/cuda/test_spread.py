@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from benchmarks.gpu.branches import branch_schedule
 from bow.data import open_stream
-from bow.engines import Engine, LearningConfig, Stacked, step_from_loss
+from bow.engines import Engine, LearningConfig, step_from_loss
 from bow.engines.cuda.graph import CudaGraphs
 from bow.engines.cuda.learner import SpreadTask
 from bow.engines.cuda.loop import DeviceRoundLoop
@@ -215,7 +215,7 @@ def test_data_that_reside_on_the_device_are_gathered_in_the_graph() -> None:
         stream = open_stream(data, batch_size=4, epochs=2)
         assert stream.reside(torch.device("cpu"), room_bytes=0)
         while (deal := stream.deal(LEARNERS)) is not None:
-            replicas.rounds_at_once([Stacked(deal.batches) if deal.stacked else deal.batches])
+            replicas.rounds_at_once([deal.batches])
         found.append(replicas.W.clone())
         assert replicas.loop.take_events() == []
         replicas.close()

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.data import Indexed, open_stream
-from bow.engines import Stacked
+from bow.data import Indexed, batch_of, open_stream
 from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
@@ -330,10 +329,9 @@ def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: 
     assert streams[1].reside(torch.device("cpu"), room_bytes=0)  # they are there already
     while (deal := streams[0].deal(LEARNERS)) is not None:
         other = streams[1].deal(LEARNERS)
-        given = other.batches if other.stacked else next(each for each in other.batches if each is not None)
-        assert isinstance(given, Indexed)
+        assert isinstance(batch_of(other.batches, 0), Indexed)
         losses = [
-            replicas.rounds_at_once([Stacked(each.batches) if each.stacked else each.batches])[0].losses
+            replicas.rounds_at_once([each.batches])[0].losses
             for replicas, each in zip(trainings, (deal, other), strict=True)
         ]
         torch.testing.assert_close(*losses, equal_nan=True)

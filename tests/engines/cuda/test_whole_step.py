@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.data import open_stream
-from bow.engines import Stacked
 from bow.engines.cuda.loop import DeviceRoundLoop
 from bow.engines.cuda.pending import PendingRounds
 from bow.testing import FakeDevice
@@ -176,7 +175,7 @@ def unrolled(
         if len(losses) == drop_at:
             replicas.optimizer.param_groups[0]["lr"] /= 10
         deals = [stream.deal(learners) for _ in range(min(8, rounds - len(losses)))]
-        given = [Stacked(each.batches) if each.stacked else each.batches for each in deals if each is not None]
+        given = [each.batches for each in deals if each is not None]
         losses += [each.losses for each in replicas.rounds_at_once(given)]
     return losses, tree_leaves(replicas.training_state())
 
