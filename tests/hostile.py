@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bow
 from bow.cli import COMMANDS, main
 from bow.compiling import cache_folder
+from bow.observe.records import read_records
 from bow.observe.report import write_report
 from bow.schedule import FirstComeSchedule, OrderedSchedule
 from bow.training.schedule import read_schedule
@@ -148,7 +149,7 @@ def one_round(*arguments: Any, **settings: Any) -> Any:
 
 def records() -> list[Any]:
     result = bow.train(**grouped(**STEP, **TRAIN, validation=(X, Y), learners=2, run_dir="trained"))
-    return [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return read_records(result.run_dir / "metrics.jsonl")
 
 
 def reported(made: Any) -> None:

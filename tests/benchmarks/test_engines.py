@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines import ENVIRONMENTS, PYTORCH, RIVALS, Case, Config, cases_of
+from benchmarks.engines import PYTORCH, RIVALS, Case, Config, cases_of
 from benchmarks.workloads import WORKLOADS
 from bow.errors import SettingError
 
@@ -26,10 +26,6 @@ def test_both_sides_have_channels_last_where_there_are_convolutions() -> None:
     assert last <= names("lenet")
     assert last <= names("resnet8")
     assert not last & (names("mlp") | names("lstm") | names("logistic_regression"))
-
-
-def test_batches_are_the_four_of_the_claim() -> None:
-    assert Config().batches == (4, 16, 32, 64)
 
 
 def test_on_k_cores_k_learners_of_a_thread_race_a_model_with_k_threads() -> None:
@@ -53,7 +49,3 @@ def test_a_precision_and_cores_have_results_of_their_own() -> None:
     assert Config().stem == "engines"
     assert Config(precision="bfloat16").stem == "engines_bfloat16"
     assert Config(cores=(1,)).stem == "engines_cores"
-
-
-def test_the_policies_of_both_sides_are_stated() -> None:
-    assert ENVIRONMENTS == {"pytorch": {}, "bow": {"OMP_WAIT_POLICY": "PASSIVE"}}

@@ -122,6 +122,7 @@ def test_no_part_begins_with_less_than_it_needs(tmp_path: Path, capsys: pytest.C
     assert "left out, because time ran out: tests_kernels, tests_agreement, overlap" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_an_archive_is_renewed_and_what_is_killed_leaves_it(tmp_path: Path) -> None:
     archive, out = tmp_path / "a" / "gpu.tar.gz", tmp_path / "gpu"
     words = ["benchmarks", "gpu", "fake=true", f"out={out}", f"archive={archive}"]

@@ -25,7 +25,6 @@ RUNS = {
     "placement": ("quick=true networks=rnnlm methods=cpu,gpu,expert,mcmc placements=8", "placement"),
 }
 SLOW = {
-    "planner-clusters": ("quick=true parts=clusters,simulators cluster_s=0.05", "planner"),
     "start": ("quick=true", "start"),
     "models": ("quick=true", "models"),
     "gpu": ("fake=true processes=false quick=true", "gpu"),

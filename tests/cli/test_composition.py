@@ -108,7 +108,7 @@ def test_a_section_can_be_given_by_its_first_field() -> None:
     assert composed["validation"]["data"] is None
 
 
-@pytest.mark.parametrize("name", [name for name in MOVED if name != "tuner"])
+@pytest.mark.parametrize("name", ["lr_interval", "strategy", "run_dir"])
 def test_former_keys_are_refused_with_the_one_of_now(name: str) -> None:
     with pytest.raises(SettingError, match=f"sets {name}, which is {re.escape(MOVED[name][1])} now"):
         settings(f"{name}=1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from bow.cli import launcher
 from bow.cli.launcher import agent_settings
 from bow.errors import SettingError
+from bow.observe.records import read_records
 
 LAUNCHER = {"nproc_per_node": "auto", "nnodes": 1, "rdzv_endpoint": None, "rdzv_id": "bow", "max_restarts": 3}
 
@@ -78,6 +78,6 @@ def test_processes_train_together_from_the_command_line(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.count("central model on ") == 1
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "metrics.jsonl")
     assert [record["kind"] for record in records].count("end") == 1
     assert (folder / "model.safetensors").exists()

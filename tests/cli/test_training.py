@@ -145,7 +145,7 @@ def test_the_rate_of_the_recipe_does_not_rise_again_without_a_warning(capsys: py
 def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "data.limit=64", "epochs=1", "learners=auto", "tuner.objective=goodput"]) == 0
     (path,) = run_dirs()
-    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(path / "metrics.jsonl")
     (found,) = [record for record in records if record["kind"] == "calibration"]
     assert found["source"] == "rule"
     assert "rounds are too few to measure" in found["summary"]
@@ -261,7 +261,7 @@ def test_what_every_trainer_has_is_a_setting_and_is_repeated(capsys: pytest.Capt
         assert Path(f"first/{name}.safetensors").read_bytes() == Path(f"again/{name}.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", [name for name in MOVED if name != "tuner"])
+@pytest.mark.parametrize("name", ["lr_interval", "strategy", "run_dir"])
 def test_settings_of_an_earlier_version_are_refused_with_the_place_of_now(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bow.observe.records import read_records
 from tests.cluster.job import STEPS, train
 from tests.forked import FORKED
 
@@ -59,5 +59,5 @@ def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="cannot be written"):
         result = train(folder, learners=2)
     assert result.history[-1]["round"] == STEPS
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "metrics.jsonl")
     assert records[-1]["kind"] == "end"

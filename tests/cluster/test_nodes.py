@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from bow.cluster import rendezvous
 from bow.cluster.rendezvous import address_towards, interface_of, is_ours
+from bow.observe.records import read_records
 
 Machines = tuple[list[list[str]], str]
 
@@ -69,7 +69,7 @@ def test_two_machines_train_together(machines: Machines, tmp_path: Path) -> None
             process.kill()
     assert [process.returncode for process in running] == [0, 0], said
     assert "".join(out for out, _ in said).count("central model on ") == 1
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "metrics.jsonl")
     assert [record["kind"] for record in records].count("start") == 1
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert len(epochs) == 4

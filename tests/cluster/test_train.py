@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 import bow
+from bow.observe.records import read_records
 from tests.grouped import grouped
 
 FEATURES, CLASSES, SAMPLES = 6, 3, 103
@@ -58,7 +58,7 @@ def test_two_devices_train_what_one_would(tmp_path: Path) -> None:
     alone = train(tmp_path / "one", devices=1, learners=4)
     assert_same(together, alone)
     assert together.learners == 2
-    records = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "two" / "metrics.jsonl")
     assert [record["kind"] for record in records].count("start") == 1
     assert (tmp_path / "two" / "model.safetensors").exists()
 
@@ -77,7 +77,7 @@ def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     ran = subprocess.run([*command, str(tmp_path / "run")], check=False, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("rank done with 2 learners") == 2
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     alone = train(tmp_path / "one", devices=1, learners=4)
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [epoch["loss"] for epoch in epochs] == pytest.approx([epoch["loss"] for epoch in alone.history], rel=1e-9)

@@ -43,10 +43,3 @@ def test_what_linux_does_not_tell_is_not_shared(tmp_path: Path, monkeypatch: pyt
 
 def test_this_machine_has_the_threads_that_the_process_may_use() -> None:
     assert tuple(thread.number for thread in hardware_threads()) == available_cores()
-
-
-def test_the_machine_of_the_papers_has_tiles_of_two_cores_with_four_threads_each() -> None:
-    machine = manycore()
-    assert (len({thread.core for thread in machine}), len(machine)) == (68, 272)
-    assert [thread.number for thread in machine if thread.core == 5] == [5, 73, 141, 209]
-    assert {thread.core for thread in machine if thread.cache == machine[5].cache} == {4, 5}

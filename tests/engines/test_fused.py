@@ -318,7 +318,9 @@ class Shared(nn.Module):
         return self.second(self.first(x)) / self.second.calls
 
 
-@pytest.mark.parametrize(("engine", "assigns"), [("fused", False), ("fused", True), ("eager", False)])
+@pytest.mark.parametrize(
+    ("engine", "assigns"), [("fused", False), pytest.param("fused", True, marks=pytest.mark.nightly), ("eager", False)]
+)
 def test_a_buffer_of_two_modules_stays_one(engine: str, assigns: bool) -> None:
     template = Shared(assigns=assigns)
     stance = {"stance": "force_eager"} if assigns else {"stance": "default", "force_backend": "aot_eager"}

@@ -129,6 +129,7 @@ def test_those_that_go_on_behind_a_rung_went_through_it_as_if_there_were_none(
         assert not (member.run_dir / "checkpoints").exists()
 
 
+@pytest.mark.nightly
 def test_kills_change_nothing(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     script = KILLED.format(paths=[str(tests), str(tests.parent)])

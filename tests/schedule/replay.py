@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from bow.errors import ScheduleError
 from bow.schedule.scheduler import DecisionRecorder, OperatorScheduler, Start
-from bow.schedule.scheduler.protocol import ReadyOperators, topological
+from bow.schedule.scheduler.protocol import ReadyOperators
 
 
 class WaitRecorder(DecisionRecorder):
@@ -51,10 +50,6 @@ class OrderScheduler:
         threads: by executor: how many it has, where each has cores of its own; an operator that stands in several lists
             runs on the first, with the threads of all.
         siblings: the second half of the lists belong to the second hardware threads of the cores in the first half.
-
-    Raises:
-        ScheduleError: an operator is in no list, the lists never end, or arguments do not fit each other.
-
     """
 
     def __init__(
@@ -65,21 +60,13 @@ class OrderScheduler:
         threads: Sequence[int] | None = None,
         siblings: bool = False,
     ) -> None:
-        if threads is not None and len(threads) != len(order):
-            raise ScheduleError(f"{len(threads)} numbers of threads for {len(order)} lists; give every executor one")
-        if siblings and (threads is not None or len(order) % 2):
-            raise ScheduleError("second hardware threads need one list each behind those of as many cores, no threads")
         lists_of: list[list[int]] = [[] for _ in dependencies]
         before = [set(earlier) for earlier in dependencies]
         for number, operators in enumerate(order):
             for operator in operators:
-                lists_of[_known(operator, len(dependencies))].append(number)
+                lists_of[operator].append(number)
             for earlier, later in itertools.pairwise(operators):
                 before[later].add(earlier)
-        absent = next((operator for operator, numbers in enumerate(lists_of) if not numbers), None)
-        if absent is not None:
-            raise ScheduleError(f"operator {absent} is in no list; let an executor run it")
-        topological(before)
         self._progress = ReadyOperators(before)  # the head of a list is what waits for none of that list
         cores = len(order) // 2 if siblings else len(order)
         self._starts = [
@@ -99,12 +86,6 @@ class OrderScheduler:
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
         """An operator has finished; what can be run now."""
         return [self._starts[later] for later in self._progress.finish(operator)]
-
-
-def _known(operator: int, num_operators: int) -> int:
-    if not 0 <= operator < num_operators:
-        raise ScheduleError(f"operator {operator} is in a list, and there are {num_operators}; correct the order")
-    return operator
 
 
 def _on_executors(operator: int, numbers: Sequence[int], threads: Sequence[int]) -> Start:

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import os
 import warnings
 from collections import Counter
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
+from bow.observe.records import read_records
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
 from bow.training.checkpoint import TRAILER, CheckpointTimer, load_checkpoint, save_checkpoint
@@ -445,7 +445,7 @@ def test_a_second_training_in_a_directory_that_is_in_use_is_refused(train: Train
     train(net(), data, checkpoint_every=3, callbacks=[Behind(second)])
     assert "in use by another training (process" in refused[0]
     assert checkpoints(tmp_path / "run") == ["round_00000003.pt", "round_00000006.pt"]
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert [record["kind"] for record in records].count("start") == 1
 
 
@@ -584,7 +584,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
     with pytest.warns(UserWarning, match=r"the checkpoint cannot be written .*; free space"):
         result = train(net(), data, checkpoint_every=2)
     assert (result.run_dir / "model.safetensors").exists()
-    records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(result.run_dir / "metrics.jsonl")
     assert any(record.get("event") == "not written" for record in records)
     assert records[-1]["kind"] == "end"
 
@@ -676,7 +676,7 @@ def test_the_first_throughput_after_resuming_counts_new_samples_only(
     seconds: list[float] = []
     clock = Behind(lambda run: seconds.append(run.position.meter.now))
     train(net(), data, epochs=3, resume="auto", callbacks=[clock])
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     first = next(record for record in records if record["kind"] == "rounds" and record["round"] == 13)
     assert first["samples_per_s"] <= 8 / seconds[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 import bow
 from bow.data.stream import Indexed
 from bow.engines import STREAM_ENGINES
+from bow.observe.records import read_records
 from bow.testing import FakeDevice
 from tests.training.blueprints import Behind, Data, Train, assert_same_course
 
@@ -75,7 +75,7 @@ def test_learning_tasks_gather_data_that_reside_on_the_device(
 
 def test_what_learners_hold_is_recorded_beside_what_was_predicted(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, engine="graph", devices=FakeDevice(), epochs=6)
-    records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(result.run_dir / "metrics.jsonl")
     (message,) = [record["message"] for record in records if record.get("event") == "memory"]
     assert re.fullmatch(r"2 learners: [\d.]+ \w+ in use on cpu, [\d.]+ \w+ predicted for .*", message)
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import bow
 from bow.cluster import World
 from bow.errors import CaptureError, CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
+from bow.observe.records import read_records
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
@@ -244,7 +245,7 @@ def test_a_partition_slower_than_one_device_is_refused(found: dict[str, Any]) ->
 
 def test_what_no_device_has_the_memory_for_is_not_run_for_comparison(found: dict[str, Any], folder: Path) -> None:
     assert_alike(found["no memory"], found["one"])
-    records = [json.loads(line) for line in (folder / "no memory" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "no memory" / "metrics.jsonl")
     assert [record["message"] for record in records if record.get("event") == "partition"] == [NOT_COMPARED]
 
 
@@ -259,7 +260,7 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
     for pid in names:
         ran = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
         assert {event["cat"] for event in ran} >= {"forward", "backward", "update"}
-    records = [json.loads(line) for line in (folder / "checked" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder / "checked" / "metrics.jsonl")
     (event,) = [record for record in records if record.get("event") == "partition"]
     assert re.fullmatch(
         r"partition: [\d.]+ ms a batch, data parallelism [\d.]+ ms, one device [\d.]+ ms", event["message"]
@@ -345,7 +346,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(train: Train, on_nan: str) 
 @pytest.mark.parametrize("samples", [5, 6])  # a single one, which batch norm could not take, too
 def test_a_batch_of_another_size_is_left_out_with_an_event(train: Train, tmp_path: Path, samples: int) -> None:
     results = [train(samples=count, steps=None, run_dir=tmp_path / str(count)) for count in (samples, 4)]
-    records = [json.loads(line) for line in (tmp_path / str(samples) / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / str(samples) / "metrics.jsonl")
     assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
     assert int(results[0].model.get_buffer("1.num_batches_tracked")) == 1
 
@@ -505,5 +506,5 @@ def test_a_strategy_tells_at_the_end_of_a_change_that_nobody_could_see(tmp_path:
     settings = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON}
     with pytest.warns(UserWarning, match=r"reads something, which has changed in Python, in round 6 .*same in round 0"):
         by(strategy, model(), data(), step=step, callbacks=[Behind(change)], **settings)
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert [record["event"] for record in records if record["kind"] == "event"] == ["not equal"]

@@ -19,6 +19,7 @@ from bow.engines.graph import Graph
 from bow.engines.outcome import Outcome
 from bow.errors import DataError, DeviceMemoryError, DivergenceError
 from tests.grouped import grouped
+from tests.training.blueprints import linear
 
 Train = Callable[..., bow.Result]
 SAMPLES, BATCH = 164, 4  # the last round is short
@@ -61,11 +62,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.engines.loop.GROUP_S", 0.0)
-
-
-def linear() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(5, 3)
 
 
 def deep() -> nn.Module:

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
+from bow.observe.records import read_records
 from tests.training.blueprints import Behind, Data, Given, Iterated, Train, assert_equal_models
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -549,7 +550,7 @@ def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
         pytest.raises(DivergenceError, match=r"\d+ of the last 12 steps were discarded.*continue"),
     ):
         train(model, half_poisoned(data), epochs=5, engine=engine)
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert [record["epoch"] for record in records if record["kind"] == "epoch"] == [1]
 
 

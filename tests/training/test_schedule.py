@@ -14,10 +14,8 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.devices import available_cores
 from bow.errors import ScheduleError, SettingError
-from bow.runtime.local import dependencies_of, operators_of
 from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
-from bow.schedule.profiler import BoundStep, Comparison, make_policies
-from bow.schedule.profiler.measuring import measure
+from bow.schedule.profiler import BoundStep, Comparison
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training import schedule
 from tests.grouped import grouped, of_replicas
@@ -257,17 +255,3 @@ def test_auto_tries_narrow_and_keeps_no_types_separate(monkeypatch: pytest.Monke
     schedule.compared(replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), cores=2)
     assert "strategy 3, narrow" in tried
     assert not any("separate" in name for name in tried)
-
-
-def test_every_policy_gives_the_numbers_of_the_graph() -> None:
-    step = subject()
-    profile = measure(step, threads=[1], repeats=2, cache=False)
-    expected = step.graph.run(step.parameters, step.buffers, step.batch, seed=0)
-    assert [profile.names[index] for index in range(3)] == [op.kind for op in operators_of(step.graph)[:3]]
-    for policy in make_policies(step, profile, cores=len(available_cores())):
-        policy.schedule.check(dependencies_of(operators_of(step.graph)))
-        with bow.LocalRuntime(step.graph, policy.schedule) as runtime:
-            made = step.run(runtime)
-        assert torch.equal(made.loss, expected.loss), policy.name
-        for name, gradient in expected.gradients.items():
-            assert torch.equal(made.gradients[name], gradient), (policy.name, name)

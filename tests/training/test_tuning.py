@@ -22,6 +22,7 @@ import bow.training.tuning as module
 from bow.cluster import ALONE
 from bow.devices import threads_loss
 from bow.errors import SettingError
+from bow.observe.records import read_records
 from bow.runtime.loading import BUILD_S
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request, Trials, candidates
@@ -664,7 +665,7 @@ def test_the_records_say_how_engine_and_learners_were_found(
     monkeypatch.setattr(module, "LEAST_BUDGET_S", 0.0)
     large = tuple(tensor.repeat(100, *[1] * (tensor.dim() - 1)) for tensor in data)
     result = train(model, large, engine="auto", learners="auto", tuner=Tuner(share=1.0, online=False))
-    kinds = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    kinds = read_records(result.run_dir / "metrics.jsonl")
     assert [record["kind"] for record in kinds[:2]] == ["start", "calibration"]
     record = kinds[1]
     assert (record["engine"], record["learners"]) == (result.engine, result.learners)

@@ -9,14 +9,6 @@ from bow.errors import SettingError
 from bow.tuner import EngineSetting, Tuner
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
-    tuner = Tuner()
-    assert (tuner.objective, tuner.threshold, tuner.share, tuner.window_s) == ("throughput", 0.03, 0.05, 1.0)
-    assert tuner.online
-    assert tuner.cache
-    assert tuner.pinned is None
-
-
 def test_a_choice_can_be_pinned() -> None:
     assert Tuner(pinned=EngineSetting("graph", learners=4)).pinned == EngineSetting("graph", 4)
 

@@ -45,11 +45,6 @@ def fitted(family: str, num_samples: int, count: int = 40) -> tuple[Regression, 
     return model, seen(operators(10, 1), samples)
 
 
-def test_there_are_the_papers_ten_families_in_fourteen_estimators() -> None:
-    assert len(ESTIMATORS) == 14
-    assert len({name.split(",")[0] for name in ESTIMATORS}) == 10
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("family", ESTIMATORS)
 def test_every_family_predicts_with_one_sample_and_always_the_same(family: str) -> None:

@@ -22,7 +22,7 @@ from bow.schedule.scheduler import (
 )
 from tests.schedule.replay import OrderScheduler, WaitRecorder, with_waits
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed, times
-from tests.schedule.scheduler.watching import Watched, check_carried_out
+from tests.schedule.scheduler.watching import check_carried_out
 
 
 @st.composite
@@ -116,19 +116,6 @@ def test_a_core_that_was_left_idle_on_purpose_is_told_by_the_waits() -> None:
         assert begins(repeated)[3] == begin
 
 
-@given(recorded(), st.data())
-def test_on_other_times_an_order_can_be_carried_out_as_well(case, data: st.DataObject) -> None:
-    recorder, before, cores, _, _ = case
-    held = held_by_core(recorder.decisions, cores)
-    durations = dict(enumerate(data.draw(listed(st.integers(0, 30), before))))
-    siblings = any(start.sibling for start in recorder.decisions)
-    watched = Watched(OrderScheduler(before, held, siblings=siblings))
-    check_carried_out(simulate_operators(watched, lambda start: durations[start.operator], siblings_factor=1.5), before)
-    for core, operators in enumerate(held):
-        mine = [s.operator for s in watched.starts if core - cores * s.sibling in s.cores]
-        assert mine == list(operators)
-
-
 @given(recorded())
 def test_a_schedule_takes_the_order_of_the_cores(case) -> None:
     recorder, before, cores, _, _ = case
@@ -156,32 +143,6 @@ def test_what_a_list_scheduler_decided_is_repeated_too(
 def test_second_hardware_threads_have_lists_behind_those_of_the_cores() -> None:
     turns = [Start(0, 0, 2, (0, 1)), Start(1, 3, 1, (1,), sibling=True), Start(2, 1, 1, (1,))]
     assert held_by_core(turns, cores=2) == ((0,), (0, 2), (), (1,))
-    scheduler = OrderScheduler([[], [], []], held_by_core(turns, cores=2), siblings=True)
-    assert [*scheduler.start(), *scheduler.finished(0)] == turns
-
-
-def test_executors_that_share_an_operator_add_up_their_threads() -> None:
-    scheduler = OrderScheduler([[], [], []], [[0, 2], [1, 2]], threads=[4, 3])
-    assert scheduler.start() == [Start(0, 0, 4), Start(1, 1, 3)]
-    assert [scheduler.finished(1), scheduler.finished(0)] == [[], [Start(2, 0, 7)]]
-
-
-@pytest.mark.parametrize(
-    ("order", "options", "message"),
-    [
-        ([[0]], {}, "operator 1 is in no list"),
-        ([[0, 1, 2]], {}, "operator 2 is in a list, and there are 2"),
-        ([[0, -1]], {}, "operator -1 is in a list"),
-        ([[1, 0]], {}, "operator 0 is on a dependency cycle"),
-        ([[0, 1, 0]], {}, "operator 0 is on a dependency cycle"),
-        ([[0], [1]], {"threads": [1]}, "1 numbers of threads for 2 lists"),
-        ([[0], [1], []], {"siblings": True}, "second hardware threads need one list each"),
-        ([[0], [1]], {"siblings": True, "threads": [1, 1]}, "second hardware threads need one list each"),
-    ],
-)
-def test_an_order_that_cannot_be_carried_out_is_refused(order: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
-        OrderScheduler([[], [0]], order, **options)
 
 
 def test_cores_that_there_are_none_of_are_refused() -> None:
