@@ -1,4 +1,4 @@
-"""What the sum between devices costs, and whether the learning tasks hide it.
+"""The cost of AllReduce, and whether learning tasks hide it.
 
 Processes on the cores of this machine, each with a share of them, train side by side and average. In turns within the
 same processes: without averaging (`Independent`), averaged within each process alone, with one AllReduce a round, which

@@ -1,4 +1,4 @@
-"""What a learner's step is made of, and how near engine `graph` comes to what bounds it: one learner on one core.
+"""The parts of a learner's step, and how near engine `graph` comes to what bounds it: one learner on one core.
 
 A round is taken apart by the sort of its operators, its batch, and the optimizer's step (one learner averages with
 nobody), with two times of each: in the round, as the native runtime records it, and alone, where the runtime runs the

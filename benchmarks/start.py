@@ -1,4 +1,4 @@
-"""Whole trainings, start included, where nothing is chosen: against every setting that could have been.
+"""Whole trainings with default settings, start included, against fixed settings.
 
 The same samples are trained on by `bow.train` as it chooses itself, and with each engine and number of learners. A
 contestant has a process of its own, and its time is that of the call, from which everything counts that a choice can
