@@ -15,6 +15,7 @@ from bow.data.stream import IndexedStream
 from bow.devices import StreamDevice
 from bow.engines import Loop, Loss, Step
 from bow.engines.batches import gathered
+from bow.engines.task import parts_of
 from bow.errors import BowError, DataError, SettingError
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
@@ -185,12 +186,13 @@ class RoundBatches:
         batch = batch_of(gathered(batches), 0)
         if batch is None:
             return
-        module, step = self._group.learners[0].module, self._loop.settings.step
-        outside = OutsideTensors(step, module)
+        module, settings = self._group.learners[0].module, self._loop.settings
+        outside = OutsideTensors(settings.step, module)
         if outside.may_matter or outside.is_held:
-            tensors = tree_map_only(Tensor, lambda t: t.to(self._group.device, copy=True), batch)
+            part, _ = next(parts_of(batch, settings.engine.accumulate))  # a whole batch might not fit
+            tensors = tree_map_only(Tensor, lambda t: t.to(self._group.device, copy=True), part)
             with torch.random.fork_rng(devices=[]):
-                LearningStep(module, step).run(dict(module.named_parameters()), dict(module.named_buffers()), tensors)
+                LearningStep(module, settings.step).run(dict(module.named_parameters()), dict(module.named_buffers()), tensors)
         self._checks_outside = False
 
 

@@ -248,6 +248,18 @@ def test_parameters_that_the_optimizer_leaves_out_are_not_taken_for_held_ones(tr
     assert not torch.equal(result.model[1].weight, model[1].weight)
 
 
+def test_what_the_step_reaches_is_looked_for_in_a_part_of_a_batch_that_is_trained_in_parts(train: Train) -> None:
+    sizes = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(targets))
+        return F.cross_entropy(outputs, targets)
+
+    train(Held(is_used=False), (X, Y), loss, engine=bow.Engine("eager", accumulate=4), batch_size=8, run_dir=None)
+    assert sizes.count(8) == 1  # the look at the first batch
+    assert set(sizes) <= {8, 2}
+
+
 class Stacked(nn.Module):
     """A layer in a plain list, whose parameters are registered beside it."""
 
