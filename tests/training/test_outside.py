@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable
@@ -246,6 +247,29 @@ def test_parameters_that_the_optimizer_leaves_out_are_not_taken_for_held_ones(tr
     result = train(model, (X, Y), engine=engine, optimizer=last_layer, run_dir=None)
     assert torch.equal(result.model[0].weight, model[0].weight)
     assert not torch.equal(result.model[1].weight, model[1].weight)
+
+
+@pytest.mark.parametrize("where", ["a deque", "a model of many modules"])
+def test_a_held_parameter_is_found_in(where: str, train: Train) -> None:
+    model = Held(is_used=True)
+    if where == "a deque":
+        model.held = collections.deque(model.held)  # type: ignore[assignment]
+    else:
+        model.others = nn.ModuleList(nn.Dropout() for _ in range(700))
+    with pytest.raises(LossError, match="uses parameter 'scale' other than by its name"):
+        train(model, (X, Y), engine=bow.Engine("eager", accumulate=2), run_dir=None)
+
+
+def test_a_loss_may_have_parameters_of_its_own_kind(train: Train) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parameters = {"weight": 2.0}  # type: ignore[assignment]
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.parameters["weight"] * F.cross_entropy(outputs, targets)  # type: ignore[index]
+
+    assert train(nn.Linear(5, 3), (X, Y), Weighted(), run_dir=None).history
 
 
 def test_what_the_step_reaches_is_looked_for_in_a_part_of_a_batch_that_is_trained_in_parts(train: Train) -> None:
