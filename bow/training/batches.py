@@ -192,7 +192,8 @@ class RoundBatches:
             part, _ = next(parts_of(batch, settings.engine.accumulate))  # a whole batch might not fit
             tensors = tree_map_only(Tensor, lambda t: t.to(self._group.device, copy=True), part)
             with torch.random.fork_rng(devices=[]):
-                LearningStep(module, settings.step).run(dict(module.named_parameters()), dict(module.named_buffers()), tensors)
+                step = LearningStep(module, settings.step)
+                step.run(dict(module.named_parameters()), dict(module.named_buffers()), tensors)
         self._checks_outside = False
 
 
