@@ -24,7 +24,8 @@ from benchmarks.harness import ratios, setting, spread, take_turns
 from benchmarks.leader import ByLeader
 from benchmarks.workloads import WORKLOADS
 from bow.cluster import ALONE, Bucket, PendingSum, Processes, Ranks, World
-from bow.engines import LearningConfig, Loop, RoundLoop, Stacked, make_engine, step_from_loss
+from bow.data import Stacked
+from bow.engines import LearningConfig, Loop, RoundLoop, make_engine, step_from_loss
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bow.cluster import PendingSum
-from bow.data import Batch, batch_of
-from bow.engines import Batches, Outcome, TaskRunner
+from bow.data import Batch, Batches, batch_of
+from bow.engines import Outcome, TaskRunner
 from bow.engines.averaging import ModelAveraging
 from bow.engines.context import RoundContext
 from bow.engines.task import LearningTask

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 import bow
-from bow.data import BatchStream, batch_of
+from bow.data import BatchStream, Stacked, batch_of
 from bow.devices import Stream, StreamDevice
-from bow.engines import EngineName, Loss, Stacked
+from bow.engines import EngineName, Loss
 from bow.replicas import OptimizerFactory
 from bow.sync import SMA, Synchroniser
 from bow.training import Replicas

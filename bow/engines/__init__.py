@@ -1,8 +1,5 @@
 """Engines run the learning tasks and the synchronisation task of a round on one device."""
 
-from bow.data import Batch as Batch
-from bow.data import Batches as Batches
-from bow.data import Stacked as Stacked
 from bow.engines.choice import ENGINES as ENGINES
 from bow.engines.choice import STREAM_ENGINES as STREAM_ENGINES
 from bow.engines.choice import check_device as check_device

@@ -12,9 +12,9 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from bow.cluster import ALONE, TrialWorld, World
+from bow.data import Batch
 from bow.devices import StreamDevice, cuda_device
 from bow.engines import (
-    Batch,
     EngineName,
     LearningConfig,
     Loss,

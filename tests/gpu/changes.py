@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.machine import Machine, place
-from bow.data import open_stream
-from bow.engines import Stacked
+from bow.data import Stacked, open_stream
 from tests.gpu.case import Case
 from tests.gpu.trainings import ENGINES, batches, exact, few, subject, training, weights
 

@@ -226,16 +226,17 @@ def test_a_parameter_that_the_loss_reaches_through_a_list_is_refused(train: Trai
 
 @pytest.mark.parametrize("engine", [*ENGINES, bow.Engine("eager", compile=True)], ids=str)
 def test_a_value_that_the_step_reads_through_a_list_is_each_learners_own_or_refused(train: Train, engine: Any) -> None:
-    class Divided(Held):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.head(inputs) * self.scale / self.held[0].detach()
+    def step(model: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        return loss, {"ratio": model.scale / model.held[0].detach()}
 
+    settings: dict[str, Any] = {"step": step, "learners": 2, "engine": engine, "run_dir": None}
     if engine in ("eager", "streams"):
-        result = train(Divided(is_used=True), (X, Y), engine=engine, run_dir=None)
-        assert math.isfinite(result.history[-1]["train_loss"])
+        result = train(Held(is_used=False), (X, Y), None, **settings)
+        assert [record["train_ratio"] for record in result.history] == [1.0] * len(result.history)
         return
     with pytest.raises(LossError, match="uses parameter 'scale' other than by its name"):
-        train(Divided(is_used=True), (X, Y), engine=engine, run_dir=None)
+        train(Held(is_used=False), (X, Y), None, **settings)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
